@@ -1,0 +1,161 @@
+//! From a record to its row of a batch.
+
+use std::time::{Duration, Instant};
+
+use crate::error::{Error, Result};
+use crate::random::SampleRng;
+use crate::row::Row;
+use crate::source::{Records, Source};
+use crate::spec::Field;
+
+mod raw;
+
+pub use raw::Raw;
+
+/// Writes samples into their rows. Shared by all workers; what a worker needs for itself lives in `Scratch`.
+///
+/// The rows must be a pure function of the record and of [`Sample::rng`]: that is what makes a run
+/// the same on any number of workers.
+#[diagnostic::on_unimplemented(
+    message = "`{Self}` can't decode the records of `{S}`",
+    note = "give the builder a decoder: `.decode(..)`, or `.decode_with(fields, |sample, row| ..)`"
+)]
+pub trait Decode<S: Source>: Send + Sync + 'static {
+    /// Memory that a worker reuses from sample to sample.
+    type Scratch: Default + Send + 'static;
+
+    /// The fields that [`Decode::decode`] writes, in order.
+    ///
+    /// # Errors
+    /// Whatever keeps the source's records from having fields.
+    fn fields(&self, source: &S) -> Result<Vec<Field>>;
+
+    /// Writes every field of one sample into `row`.
+    ///
+    /// # Errors
+    /// What is returned becomes a fault of this sample, handled by the loader's policy.
+    fn decode(
+        &self,
+        sample: &mut Sample<'_, S>,
+        scratch: &mut Self::Scratch,
+        row: &mut Row<'_>,
+    ) -> anyhow::Result<()>;
+}
+
+/// One sample on its way into a batch.
+pub struct Sample<'a, S: Source> {
+    source: &'a S,
+    scratch: &'a mut S::Scratch,
+    seed: u64,
+    epoch: u64,
+    index: u64,
+    clock: Option<&'a mut Duration>,
+}
+
+impl<'a, S: Source> Sample<'a, S> {
+    pub(crate) fn new(
+        source: &'a S,
+        scratch: &'a mut S::Scratch,
+        [seed, epoch, index]: [u64; 3],
+        clock: Option<&'a mut Duration>,
+    ) -> Self {
+        Self { source, scratch, seed, epoch, index, clock }
+    }
+
+    /// The sample's index in the source.
+    pub fn index(&self) -> u64 {
+        self.index
+    }
+
+    /// The epoch, from 0.
+    pub fn epoch(&self) -> u64 {
+        self.epoch
+    }
+
+    /// The source.
+    pub fn source(&self) -> &'a S {
+        self.source
+    }
+
+    /// A generator keyed by (seed, epoch, index), from its first number at each call.
+    pub fn rng(&self) -> SampleRng {
+        SampleRng::new(self.seed, self.epoch, self.index)
+    }
+
+    /// The record.
+    ///
+    /// # Errors
+    /// As [`Source::read`].
+    pub fn read(&mut self) -> Result<&S::Record> {
+        match &mut self.clock {
+            None => self.source.read(self.index, self.scratch),
+            Some(clock) => {
+                let start = Instant::now();
+                let record = self.source.read(self.index, self.scratch);
+                **clock += start.elapsed();
+                record
+            }
+        }
+    }
+}
+
+impl<S: Records> Sample<'_, S> {
+    /// Reads the record's parts straight into the first `source.parts().len()` fields of `row`.
+    ///
+    /// # Errors
+    /// As [`Records::read_into`].
+    pub fn read_into(&mut self, row: &mut Row<'_>) -> Result<()> {
+        let start = self.clock.is_some().then(Instant::now);
+        let n = self.source.parts().len();
+        let result = if n == 1 {
+            self.source.read_into(self.index, &mut [row.overwrite(0)?])
+        } else {
+            let mut parts: [&mut [u8]; crate::spec::MAX_FIELDS] = std::array::from_fn(|_| Default::default());
+            row.overwrite_first(n, &mut parts)?;
+            self.source.read_into(self.index, &mut parts[..n])
+        };
+        if let (Some(clock), Some(start)) = (&mut self.clock, start) {
+            **clock += start.elapsed();
+        }
+        result
+    }
+}
+
+/// A decoder made of a list of fields and a closure.
+pub struct DecodeFn<F> {
+    fields: Vec<Field>,
+    decode: F,
+}
+
+impl<F> DecodeFn<F> {
+    pub(crate) fn new(fields: Vec<Field>, decode: F) -> Self {
+        Self { fields, decode }
+    }
+}
+
+impl<S, F> Decode<S> for DecodeFn<F>
+where
+    S: Source,
+    F: Fn(&mut Sample<'_, S>, &mut Row<'_>) -> anyhow::Result<()> + Send + Sync + 'static,
+{
+    type Scratch = ();
+
+    fn fields(&self, _source: &S) -> Result<Vec<Field>> {
+        Ok(self.fields.clone())
+    }
+
+    fn decode(&self, sample: &mut Sample<'_, S>, (): &mut (), row: &mut Row<'_>) -> anyhow::Result<()> {
+        (self.decode)(sample, row)
+    }
+}
+
+/// Decodes one row, checks that it is whole, and says what went wrong otherwise. Panics pass through.
+pub(crate) fn decode_row<S: Source, D: Decode<S>>(
+    decode: &D,
+    sample: &mut Sample<'_, S>,
+    scratch: &mut D::Scratch,
+    row: &mut Row<'_>,
+) -> Result<()> {
+    decode.decode(sample, scratch, row).map_err(Error::from_user)?;
+    row.finish()
+}
