@@ -1,0 +1,212 @@
+//! The device side of a batch.
+
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+
+use super::{Manifest, Reservation};
+use crate::device::{Device, DeviceBuffer, Event, Stream, reaper};
+use crate::error::{Error, ErrorKind, Result};
+use crate::spec::BatchSpec;
+
+/// A device buffer for one batch. Free, it carries the gate that must have passed before it is written again;
+/// loaded, it carries the batch's manifest. Dropped, it frees its memory behind its gate.
+#[derive(Debug)]
+pub(crate) struct DeviceSlot(Option<Box<Memory>>);
+
+#[derive(Debug)]
+struct Memory {
+    number: usize,
+    device: Device,
+    buffer: DeviceBuffer,
+    manifest: Manifest,
+    /// `copied` of the batch in it: set by the upload, cleared when a gate has taken it in.
+    copied: Option<Arc<Event>>,
+    users: Mutex<Users>,
+    /// How many of the `consumed` events belong to the gate.
+    gated: usize,
+    /// An event could not be recorded: nothing can prove that the memory is free.
+    lost: bool,
+    _budget: Reservation,
+}
+
+/// The streams that a batch is used on, and the event that will be recorded on each: the k-th event is the
+/// k-th stream's, whichever that is.
+#[derive(Debug, Default)]
+struct Users {
+    streams: Vec<Stream>,
+    consumed: Vec<Event>,
+}
+
+impl DeviceSlot {
+    /// # Errors
+    /// [`ErrorKind::Device`] where the device has no memory or no event.
+    pub(crate) fn new(number: usize, device: &Device, spec: &BatchSpec, budget: Reservation) -> Result<Self> {
+        let users = Users { streams: Vec::with_capacity(2), consumed: vec![device.new_event()?, device.new_event()?] };
+        Ok(Self(Some(Box::new(Memory {
+            number,
+            device: device.clone(),
+            buffer: device.device_buffer(spec.bytes())?,
+            manifest: Manifest::new(spec),
+            copied: None,
+            users: Mutex::new(users),
+            gated: 0,
+            lost: false,
+            _budget: budget,
+        }))))
+    }
+
+    fn memory(&self) -> &Memory {
+        self.0.as_ref().unwrap_or_else(|| unreachable!("the memory is taken in drop only"))
+    }
+
+    fn memory_mut(&mut self) -> &mut Memory {
+        self.0.as_mut().unwrap_or_else(|| unreachable!("the memory is taken in drop only"))
+    }
+
+    pub(crate) fn number(&self) -> usize {
+        self.memory().number
+    }
+
+    pub(crate) fn buffer(&self) -> &DeviceBuffer {
+        &self.memory().buffer
+    }
+
+    pub(crate) fn manifest(&self) -> &Manifest {
+        &self.memory().manifest
+    }
+
+    pub(crate) fn manifest_mut(&mut self) -> &mut Manifest {
+        &mut self.memory_mut().manifest
+    }
+
+    /// The event behind which the batch in it is there; `None` in a free slot.
+    pub(crate) fn copied(&self) -> Option<&Arc<Event>> {
+        self.memory().copied.as_ref()
+    }
+
+    /// Orders `stream` behind the gate; from then on it may write the buffer.
+    pub(crate) fn wait_for_gate(&mut self, stream: &Stream) -> Result<()> {
+        let memory = self.memory_mut();
+        if let Some(copied) = &memory.copied {
+            stream.wait(copied)?;
+        }
+        let users = lock(&memory.users);
+        for event in &users.consumed[..memory.gated] {
+            stream.wait(event)?;
+        }
+        drop(users);
+        memory.copied = None;
+        memory.gated = 0;
+        Ok(())
+    }
+
+    pub(crate) fn set_copied(&mut self, copied: Arc<Event>) {
+        self.memory_mut().copied = Some(copied);
+    }
+
+    /// Nothing can prove any more that the device is done with it.
+    pub(crate) fn lose(&mut self) {
+        self.memory_mut().lost = true;
+    }
+
+    /// Orders `stream` behind the batch and remembers that it uses it.
+    pub(crate) fn use_on(&self, stream: &Stream) -> Result<()> {
+        let memory = self.memory();
+        let mut users = lock(&memory.users);
+        if users.streams.iter().any(|s| s.id() == stream.id()) {
+            return Ok(());
+        }
+        if stream.device() != memory.device {
+            let text = "this batch lies on another device than the stream's";
+            return Err(Error::new(ErrorKind::InvalidArgument, text));
+        }
+        if users.consumed.len() == users.streams.len() {
+            let event = memory.device.new_event()?;
+            users.consumed.push(event);
+        }
+        if let Some(copied) = &memory.copied {
+            stream.wait(copied)?;
+        }
+        users.streams.push(stream.clone());
+        Ok(())
+    }
+
+    /// The batch in it is done with: records `consumed` on each stream that used it. From here on the slot is
+    /// free, gated by those events. An error of a stream's earlier work is returned, and the record repeated;
+    /// where that fails too the slot is lost.
+    pub(crate) fn release(&mut self) -> Result<()> {
+        let memory = self.memory_mut();
+        let mut result = Ok(());
+        let mut users = lock(&memory.users);
+        for k in 0..users.streams.len() {
+            if let Err(e) = users.streams[k].record(&users.consumed[k]) {
+                result = Err(e);
+                memory.lost |= users.streams[k].record(&users.consumed[k]).is_err();
+            }
+        }
+        let used = users.streams.len();
+        users.streams.clear();
+        drop(users);
+        if used > 0 {
+            // Every user's stream waits for `copied`, so `consumed` lies behind it.
+            memory.copied = None;
+        }
+        memory.gated = used;
+        result
+    }
+
+    pub(crate) fn is_lost(&self) -> bool {
+        self.memory().lost
+    }
+}
+
+impl reaper::Reapable for Box<Memory> {
+    fn passed(&self) -> Result<bool> {
+        if self.lost {
+            return Err(Error::new(ErrorKind::Device, "an event of this device slot could not be recorded"));
+        }
+        let users = lock(&self.users);
+        let mut passed = match &self.copied {
+            Some(copied) => copied.query()?,
+            None => true,
+        };
+        for event in &users.consumed[..self.gated] {
+            passed &= event.query()?;
+        }
+        Ok(passed)
+    }
+
+    fn bytes(&self) -> usize {
+        self.buffer.len()
+    }
+}
+
+impl Drop for DeviceSlot {
+    fn drop(&mut self) {
+        if let Some(memory) = self.0.take() {
+            reaper::reap(Box::new(memory));
+        }
+    }
+}
+
+fn lock(users: &Mutex<Users>) -> MutexGuard<'_, Users> {
+    users.lock().unwrap_or_else(PoisonError::into_inner)
+}
+
+/// The `copied` events of a loader: a fixed number, each recorded again only when nobody refers to its last
+/// record.
+pub(crate) struct EventPool(Vec<Arc<Event>>);
+
+impl EventPool {
+    pub(crate) fn new(device: &Device, count: usize) -> Result<Self> {
+        (0..count).map(|_| Ok(Arc::new(device.new_event()?))).collect::<Result<_>>().map(Self)
+    }
+
+    /// An event that no slot, batch or gate refers to.
+    ///
+    /// # Errors
+    /// [`ErrorKind::Device`] where all are referred to, which the pool's size rules out.
+    pub(crate) fn take(&mut self) -> Result<Arc<Event>> {
+        let free = self.0.iter_mut().find_map(|e| Arc::get_mut(e).is_some().then(|| e.clone()));
+        free.ok_or_else(|| Error::new(ErrorKind::Device, "every `copied` event is referred to"))
+    }
+}
