@@ -2,8 +2,10 @@
 mod checkpoint;
 mod copy;
 pub mod decode;
+mod device;
 mod error;
 mod metrics;
+mod pool;
 mod random;
 mod row;
 pub mod sampler;
@@ -11,6 +13,7 @@ pub mod source;
 mod spec;
 mod sync;
 pub use checkpoint::State;
+pub use device::{Counters, CpuOptions, Device, Event, Stream};
 pub use error::{Error, ErrorKind, Place, Result, Stage};
 pub use metrics::Stats;
 pub use random::SampleRng;

@@ -1,9 +1,13 @@
-//! The one shared atomic of the pipeline, behind a shim that [loom](https://docs.rs/loom) can replace.
+//! What threads share: the one atomic of the pipeline, behind a shim that [loom](https://docs.rs/loom) can
+//! replace; a lock that a panic elsewhere does not close; and the process that threads belong to.
 
 #[cfg(loom)]
 use loom::sync::atomic::{AtomicUsize, Ordering};
 #[cfg(not(loom))]
 use std::sync::atomic::{AtomicUsize, Ordering};
+use std::sync::{Condvar, Mutex, MutexGuard, PoisonError};
+
+use crate::error::{Error, ErrorKind, Result};
 
 /// Counts the rows of a batch that are still being filled. Whoever brings it to zero owns the batch.
 #[derive(Debug)]
@@ -32,22 +36,35 @@ impl Countdown {
 /// The ordering that the proof below is about; `--cfg warpfeed_seeded_bug` plants the mistake it must catch.
 const ARRIVE: Ordering = if cfg!(warpfeed_seeded_bug) { Ordering::Relaxed } else { Ordering::AcqRel };
 
-/// A process that was forked from the one where a thread or a lock lives can't use either.
-#[derive(Debug, Clone, Copy)]
-pub(crate) struct Home(u32);
+/// Locks `mutex`. No user code runs under a lock of this crate, so what a poisoned one guards is whole.
+pub(crate) fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
+    mutex.lock().unwrap_or_else(PoisonError::into_inner)
+}
 
-impl Home {
-    pub(crate) fn here() -> Self {
+/// Waits on `condvar`, under the rule of [`lock`].
+pub(crate) fn wait<'a, T>(condvar: &Condvar, guard: MutexGuard<'a, T>) -> MutexGuard<'a, T> {
+    condvar.wait(guard).unwrap_or_else(PoisonError::into_inner)
+}
+
+/// The process in which something was made. Threads do not survive a fork and a lock may have been held
+/// by one of them, so whatever belongs to another process must not be touched.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) struct Process(u32);
+
+impl Process {
+    /// The process of the caller.
+    pub(crate) fn current() -> Self {
         Self(std::process::id())
     }
 
+    /// Whether the caller runs in a process forked from this one.
     pub(crate) fn is_forked(self) -> bool {
-        self.0 != std::process::id()
+        self != Self::current()
     }
 
     /// # Errors
-    /// [`crate::error::ErrorKind::Forked`] in a forked child.
-    pub(crate) fn check(self) -> crate::error::Result<()> {
+    /// [`ErrorKind::Forked`] in a forked child.
+    pub(crate) fn check(self) -> Result<()> {
         if !self.is_forked() {
             return Ok(());
         }
@@ -55,7 +72,7 @@ impl Home {
             "this is a forked child of process {}, whose threads it does not have: build a loader of its own here",
             self.0
         );
-        Err(crate::error::Error::new(crate::error::ErrorKind::Forked, text))
+        Err(Error::new(ErrorKind::Forked, text))
     }
 }
 

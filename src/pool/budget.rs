@@ -4,6 +4,7 @@ use std::sync::{Arc, Condvar, Mutex, PoisonError};
 use std::time::{Duration, Instant};
 
 use crate::error::{Error, ErrorKind, Result};
+use crate::sync::lock;
 
 /// A ceiling that several owners share. What is reserved counts until its [`Reservation`] is dropped, which
 /// is when the memory is freed: also when that happens late, in the reaper.
@@ -26,7 +27,7 @@ impl Budget {
 
     /// Bytes that could be reserved now.
     pub(crate) fn left(&self) -> usize {
-        self.0.limit - *self.0.used.lock().unwrap_or_else(PoisonError::into_inner)
+        self.0.limit - *lock(&self.0.used)
     }
 
     pub(crate) fn limit(&self) -> usize {
@@ -39,7 +40,7 @@ impl Budget {
     /// [`ErrorKind::LimitExceeded`] with the arithmetic.
     pub(crate) fn reserve(&self, bytes: usize, patience: Duration) -> Result<Reservation> {
         let deadline = Instant::now() + patience;
-        let mut used = self.0.used.lock().unwrap_or_else(PoisonError::into_inner);
+        let mut used = lock(&self.0.used);
         while self.0.limit - *used < bytes {
             let left = deadline.saturating_duration_since(Instant::now());
             if bytes > self.0.limit || left.is_zero() {
@@ -65,7 +66,7 @@ pub(crate) struct Reservation {
 
 impl Drop for Reservation {
     fn drop(&mut self) {
-        *self.budget.0.used.lock().unwrap_or_else(PoisonError::into_inner) -= self.bytes;
+        *lock(&self.budget.0.used) -= self.bytes;
         self.budget.0.freed.notify_all();
     }
 }

@@ -1,11 +1,12 @@
 //! The device side of a batch.
 
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::sync::{Arc, Mutex};
 
 use super::{Manifest, Reservation};
 use crate::device::{Device, DeviceBuffer, Event, Stream, reaper};
 use crate::error::{Error, ErrorKind, Result};
 use crate::spec::BatchSpec;
+use crate::sync::lock;
 
 /// A device buffer for one batch. Free, it carries the gate that must have passed before it is written again;
 /// loaded, it carries the batch's manifest. Dropped, it frees its memory behind its gate.
@@ -40,7 +41,10 @@ impl DeviceSlot {
     /// # Errors
     /// [`ErrorKind::Device`] where the device has no memory or no event.
     pub(crate) fn new(number: usize, device: &Device, spec: &BatchSpec, budget: Reservation) -> Result<Self> {
-        let users = Users { streams: Vec::with_capacity(2), consumed: vec![device.new_event()?, device.new_event()?] };
+        let users = Users {
+            streams: Vec::with_capacity(2),
+            consumed: vec![device.new_event()?, device.new_event()?],
+        };
         Ok(Self(Some(Box::new(Memory {
             number,
             device: device.clone(),
@@ -186,10 +190,6 @@ impl Drop for DeviceSlot {
             reaper::reap(Box::new(memory));
         }
     }
-}
-
-fn lock(users: &Mutex<Users>) -> MutexGuard<'_, Users> {
-    users.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
 /// The `copied` events of a loader: a fixed number, each recorded again only when nobody refers to its last

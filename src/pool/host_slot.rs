@@ -3,7 +3,7 @@
 use std::cell::UnsafeCell;
 use std::ops::Range;
 use std::ptr::NonNull;
-use std::sync::{Arc, Mutex, PoisonError};
+use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
 use crossbeam_channel::Sender;
@@ -13,11 +13,12 @@ use crate::device::{Device, Event, HostBuffer, Stream, reaper};
 use crate::error::{Error, ErrorKind, Result};
 use crate::row::{HeapLevel, Rows};
 use crate::spec::{BatchSpec, FieldKind};
-use crate::sync::Countdown;
+use crate::sync::{Countdown, lock};
 
 /// The memory of a host slot. Who may touch it is decided by which token there is: one owner, or while it is
 /// being filled the claims, each on rows of its own.
 struct Memory {
+    number: usize,
     buffer: HostBuffer,
     spec: Arc<BatchSpec>,
     manifest: UnsafeCell<Manifest>,
@@ -49,8 +50,14 @@ pub(crate) struct FreeSlot {
 impl FreeSlot {
     /// # Errors
     /// As [`Device::host_buffer`].
-    pub(crate) fn new(device: &Device, spec: &Arc<BatchSpec>, budget: Reservation) -> Result<Self> {
+    pub(crate) fn new(
+        number: usize,
+        device: &Device,
+        spec: &Arc<BatchSpec>,
+        budget: Reservation,
+    ) -> Result<Self> {
         let memory = Memory {
+            number,
             buffer: device.host_buffer(spec.bytes())?,
             spec: spec.clone(),
             manifest: UnsafeCell::new(Manifest::new(spec)),
@@ -99,7 +106,9 @@ impl reaper::Reapable for Parked {
     fn passed(&self) -> Result<bool> {
         match &self.1 {
             Some(copied) => copied.query(),
-            None => Err(Error::new(ErrorKind::Device, "the copy out of a host slot could not be enqueued whole")),
+            None => {
+                Err(Error::new(ErrorKind::Device, "the copy out of a host slot could not be enqueued whole"))
+            }
         }
     }
 
@@ -139,8 +148,8 @@ impl Filling {
         unsafe { &mut *self.0.manifest.get() }
     }
 
-    pub(crate) fn spec(&self) -> &BatchSpec {
-        &self.0.spec
+    pub(crate) fn number(&self) -> usize {
+        self.0.number
     }
 
     /// Zeroes rows, the mask and the tables included.
@@ -157,7 +166,8 @@ impl Filling {
             }
         }
         let manifest = self.manifest_mut();
-        let (table, capacity) = (&mut manifest.rows, manifest.rows.valid.len());
+        let table = &mut manifest.rows;
+        let capacity = table.valid.len();
         table.valid[rows.clone()].fill(false);
         let (ragged, host) = (table.spans.len() / capacity, table.text.len() / capacity);
         table.spans[rows.start * ragged..rows.end * ragged].fill(Default::default());
@@ -201,8 +211,9 @@ impl Claim {
         unsafe { (*self.memory.manifest.get()).ticket }
     }
 
-    pub(crate) fn first_row(&self) -> usize {
-        self.rows.start
+    /// The number of the host slot.
+    pub(crate) fn slot(&self) -> usize {
+        self.memory.number
     }
 
     pub(crate) fn len(&self) -> usize {
@@ -218,7 +229,7 @@ impl Claim {
     }
 
     pub(crate) fn fault(&self, fault: Fault) {
-        self.memory.faults.lock().unwrap_or_else(PoisonError::into_inner).push(fault);
+        lock(&self.memory.faults).push(fault);
     }
 }
 
@@ -253,7 +264,7 @@ impl FilledSlot {
     /// Called by the last claim, as it is dropped.
     fn new(memory: Arc<Memory>) -> Self {
         let mut slot = Self(memory);
-        let mut faults = std::mem::take(&mut *slot.0.faults.lock().unwrap_or_else(PoisonError::into_inner));
+        let mut faults = std::mem::take(&mut *lock(&slot.0.faults));
         faults.sort_by_key(|f| (f.row, f.attempt));
         let (heap, used) = (slot.0.spec.heap(), slot.0.heap.used());
         let manifest = slot.manifest_mut();

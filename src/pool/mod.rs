@@ -30,8 +30,10 @@ pub(crate) struct Ticket {
     pub(crate) epoch: u64,
     /// Number of the batch within its epoch.
     pub(crate) number: u64,
-    /// This rank's number of its first sample, counted from the cursor's start.
+    /// This rank's number of its first sample, counted from where the epoch (or the rest of it) began.
     pub(crate) first: u64,
+    /// Global position of its first sample; the next row's is `world` further on.
+    pub(crate) position: u64,
     /// Whether the epoch has no batch after it (as far as the feeder knew).
     pub(crate) last: bool,
 }
