@@ -1,0 +1,144 @@
+//! What the consumer tells the threads behind it: where to feed from, what is stale, and when to end.
+
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+use std::sync::{Condvar, Mutex, MutexGuard};
+
+use crossbeam_channel::{Receiver, Sender, bounded};
+
+use crate::pool::Ticket;
+use crate::sync::lock;
+
+/// Where feeding (re)starts.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
+pub(crate) struct Start {
+    pub(crate) epoch: u64,
+    /// Global position within the epoch.
+    pub(crate) position: u64,
+    /// Number of the batch there.
+    pub(crate) number: u64,
+    /// Bit k: batch `number + k` has been delivered already.
+    pub(crate) map: u64,
+}
+
+/// The consumer's wishes, under one lock.
+#[derive(Debug, Clone, Copy)]
+pub(crate) struct Wishes {
+    pub(crate) generation: u64,
+    pub(crate) start: Start,
+    /// The epoch that the consumer is in or enters next; earlier ones are stale.
+    pub(crate) floor: u64,
+    /// The oldest batch number of the floor's epoch that was not delivered.
+    pub(crate) low: u64,
+}
+
+/// Shared by the consumer, the feeder, the copier and the workers.
+#[derive(Debug)]
+pub(crate) struct Control {
+    wishes: Mutex<Wishes>,
+    changed: Condvar,
+    // Copies of the wishes that workers read without the lock. Relaxed is enough: a late look only means that
+    // a stale sample is still decoded.
+    generation: AtomicU64,
+    floor: AtomicU64,
+    version: AtomicU64,
+    closed: AtomicBool,
+    wake: [(Sender<()>, Receiver<()>); 2],
+}
+
+/// Who can be woken from a wait on a channel.
+#[derive(Debug, Clone, Copy)]
+pub(crate) enum Sleeper {
+    Feeder,
+    Copier,
+}
+
+impl Control {
+    pub(crate) fn new(start: Start) -> Self {
+        let wishes = Wishes { generation: 0, start, floor: start.epoch, low: start.number };
+        Self {
+            wishes: Mutex::new(wishes),
+            changed: Condvar::new(),
+            generation: AtomicU64::new(0),
+            floor: AtomicU64::new(start.epoch),
+            version: AtomicU64::new(1),
+            closed: AtomicBool::new(false),
+            wake: [bounded(1), bounded(1)],
+        }
+    }
+
+    pub(crate) fn wishes(&self) -> Wishes {
+        *lock(&self.wishes)
+    }
+
+    /// The wishes, held still: for a look that is followed by [`Control::wait`].
+    pub(crate) fn hold(&self) -> MutexGuard<'_, Wishes> {
+        lock(&self.wishes)
+    }
+
+    /// Waits for a change of the wishes.
+    pub(crate) fn wait(&self, held: MutexGuard<'_, Wishes>) {
+        drop(crate::sync::wait(&self.changed, held));
+    }
+
+    pub(crate) fn is_closed(&self) -> bool {
+        self.closed.load(Ordering::Acquire)
+    }
+
+    /// Whether what has this ticket will not be delivered.
+    pub(crate) fn is_stale(&self, ticket: &Ticket) -> bool {
+        ticket.epoch < self.floor.load(Ordering::Relaxed)
+            || ticket.generation != self.generation.load(Ordering::Relaxed)
+            || self.closed.load(Ordering::Relaxed)
+    }
+
+    /// Changes with every wish: what was concluded under another version is void.
+    pub(crate) fn version(&self) -> u64 {
+        self.version.load(Ordering::Acquire)
+    }
+
+    /// Epochs before `floor` are over for the consumer.
+    pub(crate) fn leave_for(&self, floor: u64) {
+        self.change(|w| {
+            w.floor = floor;
+            w.low = 0;
+        });
+    }
+
+    /// Everything in flight is stale: feed from `start`.
+    pub(crate) fn restart(&self, start: Start) {
+        self.change(|w| {
+            *w = Wishes { generation: w.generation + 1, start, floor: start.epoch, low: start.number };
+        });
+    }
+
+    /// The oldest batch not delivered is now `low`: more may be begun behind it.
+    pub(crate) fn advance(&self, low: u64) {
+        lock(&self.wishes).low = low;
+        self.changed.notify_all();
+    }
+
+    /// Everybody ends.
+    pub(crate) fn close(&self) {
+        self.closed.store(true, Ordering::Release);
+        self.change(|_| ());
+    }
+
+    fn change(&self, change: impl FnOnce(&mut Wishes)) {
+        let mut wishes = lock(&self.wishes);
+        change(&mut wishes);
+        self.generation.store(wishes.generation, Ordering::Relaxed);
+        self.floor.store(wishes.floor, Ordering::Relaxed);
+        self.version.fetch_add(1, Ordering::Release);
+        drop(wishes);
+        self.changed.notify_all();
+        for (wake, _) in &self.wake {
+            // Full means that a wake-up is on its way already.
+            let _ = wake.try_send(());
+        }
+    }
+
+    /// Delivers a message after each change.
+    pub(crate) fn wake(&self, who: Sleeper) -> &Receiver<()> {
+        &self.wake[who as usize].1
+    }
+}
