@@ -1,4 +1,5 @@
 //! warpfeed
+mod copy;
 mod error;
 mod random;
 pub mod sampler;
