@@ -4,6 +4,7 @@ mod copy;
 pub mod decode;
 mod device;
 mod error;
+mod loader;
 mod metrics;
 mod pool;
 mod random;

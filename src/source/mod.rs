@@ -1,4 +1,39 @@
 //! Where samples come from.
+//!
+//! | records | source |
+//! |---|---|
+//! | values in memory | [`from_vec`] |
+//! | made by a function of the index | [`from_fn`] |
+//! | fixed-size records in one or many files | [`RecordFile`] |
+//! | whatever an iterator gives, in its order | [`from_iter`], [`from_iter_fn`], [`try_from_iter`], [`try_from_iter_fn`] |
+//!
+//! [`SourceExt`] and [`concat()`] select from sources and join them; what they make is a source again.
+
+#[cfg(test)]
+mod contract;
+
+mod concat;
+mod files;
+mod function;
+mod memory;
+mod path_list;
+mod read_ahead;
+mod record_file;
+mod sequence;
+mod shuffle_buffer;
+mod subset;
+mod take;
+
+use std::sync::Arc;
+
+pub use concat::{Concat, concat};
+pub use function::{Function, from_fn};
+pub use memory::{Memory, from_vec};
+pub use record_file::{RecordFile, RecordLayout};
+pub use sequence::{Sequence, from_iter, from_iter_fn, try_from_iter, try_from_iter_fn};
+pub use shuffle_buffer::ShuffleBuffer;
+pub use subset::Subset;
+pub use take::Take;
 
 use crate::error::{Error, ErrorKind, Place, Result};
 
@@ -83,4 +118,119 @@ pub trait Records: Source<Record = [u8]> {
     /// # Errors
     /// As [`Source::read`].
     fn read_into(&self, index: u64, rows: &mut [&mut [u8]]) -> Result<()>;
+}
+
+/// Selections of a source, as methods.
+pub trait SourceExt: Source + Sized {
+    /// The records `indices` of this source, in that order; an index may come more than once. 4 bytes of
+    /// memory an index (8 where the source holds more than 2³² records).
+    ///
+    /// # Errors
+    /// [`ErrorKind::InvalidArgument`] for an index outside the source, and on a sequence.
+    fn subset(self, indices: impl IntoIterator<Item = u64>) -> Result<Subset<Self>> {
+        Subset::new(Arc::new(self), indices)
+    }
+
+    /// The first `n` records, or all where there are fewer. Of a sequence: the first `n` of each opening, a
+    /// record that can't be had counted.
+    fn take(self, n: u64) -> Take<Self> {
+        Take::new(self, n)
+    }
+
+    /// Two disjoint parts that cover the source: the first holds `fraction` of the records (rounded to the
+    /// nearest number), drawn without replacement and keyed by `seed` alone; the second holds the rest. Both keep the
+    /// source's order and share the source.
+    ///
+    /// # Errors
+    /// [`ErrorKind::InvalidArgument`] for a fraction outside 0 to 1, and on a sequence.
+    fn split(self, fraction: f64, seed: u64) -> Result<(Subset<Self>, Subset<Self>)> {
+        Subset::split(Arc::new(self), fraction, seed)
+    }
+
+    /// Shuffles a sequence within a buffer of `capacity` records: see [`ShuffleBuffer`].
+    ///
+    /// # Errors
+    /// [`ErrorKind::InvalidArgument`] on an indexed source, which the sampler shuffles as a whole.
+    fn shuffle_buffer(self, capacity: usize, seed: u64) -> Result<ShuffleBuffer<Self>> {
+        ShuffleBuffer::new(self, capacity, seed)
+    }
+}
+
+impl<S: Source> SourceExt for S {}
+
+impl<S: Source> Source for Arc<S> {
+    type Record = S::Record;
+    type Scratch = S::Scratch;
+
+    fn len(&self) -> Option<u64> {
+        (**self).len()
+    }
+
+    fn is_empty(&self) -> bool {
+        (**self).is_empty()
+    }
+
+    fn fingerprint(&self) -> u64 {
+        (**self).fingerprint()
+    }
+
+    fn describe(&self, index: u64) -> Place {
+        (**self).describe(index)
+    }
+
+    fn read<'a>(&'a self, index: u64, scratch: &'a mut Self::Scratch) -> Result<&'a Self::Record> {
+        (**self).read(index, scratch)
+    }
+
+    fn hint(&self, upcoming: &[u64]) {
+        (**self).hint(upcoming);
+    }
+
+    fn open(&self, epoch: u64) -> Result<bool> {
+        (**self).open(epoch)
+    }
+
+    fn pull(&self, scratch: &mut Self::Scratch) -> Result<bool> {
+        (**self).pull(scratch)
+    }
+
+    fn reopens(&self) -> bool {
+        (**self).reopens()
+    }
+}
+
+impl<S: Records> Records for Arc<S> {
+    fn parts(&self) -> &[Part] {
+        (**self).parts()
+    }
+
+    fn read_into(&self, index: u64, rows: &mut [&mut [u8]]) -> Result<()> {
+        (**self).read_into(index, rows)
+    }
+}
+
+/// The length of a source that has to be read by index.
+fn known_len(source: &impl Source, what: &str) -> Result<u64> {
+    source.len().ok_or_else(|| {
+        let text =
+            format!("{what} needs a source that is read by index; this one is a sequence of unknown length");
+        Error::new(ErrorKind::InvalidArgument, text)
+    })
+}
+
+fn out_of_range(index: u64, len: u64) -> Error {
+    let text = format!("there is no record {index}: the source has {len}");
+    Error::new(ErrorKind::InvalidArgument, text).at(Place::of_index(index))
+}
+
+/// An error of an inner source under the index that the outer source knows the record by. Where the two
+/// differ, the inner error stays as the cause.
+fn renumbered(error: Error, index: u64) -> Error {
+    match error.place().index {
+        Some(inner) if inner != index => {
+            let place = Place { index: Some(index), ..error.place().clone() };
+            Error::new(error.kind(), error.message()).at(place).caused_by(error)
+        }
+        _ => error.at(Place::of_index(index)),
+    }
 }
