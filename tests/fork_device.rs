@@ -2,6 +2,8 @@
 //! Its own test binary with one test, since a fork copies only the thread that calls it.
 #![cfg(all(unix, not(miri)))]
 
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::{Duration, Instant};
 
 use warpfeed::{Device, ErrorKind};
@@ -40,29 +42,26 @@ fn child(device: Device, stream: warpfeed::Stream, event: warpfeed::Event) -> i3
 fn a_forked_child_is_refused_and_its_drops_do_nothing() {
     let device = Device::cpu();
     let (stream, event) = (device.new_stream().unwrap(), device.new_event().unwrap());
-    // Keep the stream's lock busy, so that some forks happen while it is held.
-    let busy = stream.clone();
-    let stop = std::sync::Arc::new(std::sync::atomic::AtomicBool::new(false));
+    stream.record(&event).unwrap();
+    // Keep the stream's lock busy, so that some forks happen while it is held. Through an event: the handle
+    // is this thread's alone, so that the child drops the last one.
+    let (busy, stop) = (event.clone(), Arc::new(AtomicBool::new(false)));
     let stopped = stop.clone();
     let noise = std::thread::spawn(move || {
-        while !stopped.load(std::sync::atomic::Ordering::Relaxed) {
-            for _ in 0..100 {
-                busy.query().unwrap();
-            }
-            busy.enqueue(|| ()).unwrap();
+        while !stopped.load(Ordering::Relaxed) {
+            busy.query().unwrap();
         }
     });
-    for round in 0..30 {
-        let handles = (device.clone(), stream.clone(), event.clone());
+    for round in 0..100 {
         // SAFETY: the child calls only this crate and `_exit`; glibc makes its allocator usable after a fork.
         let pid = unsafe { libc::fork() };
         assert!(pid >= 0);
         if pid == 0 {
-            let status = child(handles.0, handles.1, handles.2);
+            let status = child(device, stream, event);
             // SAFETY: ends the child without running what belongs to the parent.
             unsafe { libc::_exit(status) };
         }
-        let deadline = Instant::now() + Duration::from_secs(30);
+        let deadline = Instant::now() + Duration::from_secs(20);
         let mut status = 0;
         // SAFETY: `pid` is a child of ours that was not waited for yet; `status` is a valid place.
         while unsafe { libc::waitpid(pid, &mut status, libc::WNOHANG) } == 0 {
@@ -75,7 +74,7 @@ fn a_forked_child_is_refused_and_its_drops_do_nothing() {
         assert!(libc::WIFEXITED(status), "round {round}: the child hung or crashed");
         assert_eq!(libc::WEXITSTATUS(status), 0, "round {round}");
     }
-    stop.store(true, std::sync::atomic::Ordering::Relaxed);
+    stop.store(true, Ordering::Relaxed);
     noise.join().unwrap();
     stream.record(&event).unwrap();
     assert!(event.synchronize_for(Duration::from_secs(30)).unwrap());

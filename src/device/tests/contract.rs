@@ -112,6 +112,7 @@ fn an_event_refers_to_its_latest_record(device: &Device) {
     passes(&event);
     for _ in 0..3 {
         let hold = Hold::new(&stream);
+        assert!(event.query().unwrap(), "what lies behind a record is not part of it");
         stream.record(&event).unwrap();
         assert!(!event.query().unwrap());
         assert!(!event.synchronize_for(Duration::from_millis(1)).unwrap());

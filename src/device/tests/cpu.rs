@@ -172,6 +172,7 @@ fn options_that_make_no_sense_do_no_harm() {
 }
 
 #[test]
+#[cfg_attr(miri, ignore = "a data race on purpose")]
 fn bytes_move_late_so_that_reading_too_early_shows() {
     let device = Device::cpu_with(CpuOptions::default().copy_time(300 * MS));
     let stream = device.new_stream().unwrap();
@@ -184,7 +185,7 @@ fn bytes_move_late_so_that_reading_too_early_shows() {
     other
         .enqueue(move || {
             // SAFETY: the buffer outlives `drain` below, and the copy that writes it is 300 ms away. That
-            // this reads unordered is the fault the test is about; it runs under no race detector.
+            // this reads unordered is the fault that the test is about.
             let early = unsafe { first.get().read_volatile() };
             result.store(early.into(), Ordering::SeqCst);
         })
@@ -229,9 +230,17 @@ fn copies_overlap_work_on_another_stream() {
         start.elapsed()
     };
     let (one, two) = (device.new_stream().unwrap(), device.new_stream().unwrap());
-    let (serial, overlapped) = (run(&one, &one), run(&one, &two));
-    assert!(serial >= 395 * MS, "{serial:?}");
-    assert!(overlapped < serial.mul_f64(0.85), "{overlapped:?} against {serial:?}");
+    let mut tries = Vec::new();
+    for _ in 0..4 {
+        let (serial, overlapped) = (run(&one, &one), run(&one, &two));
+        assert!(serial >= 395 * MS, "{serial:?}");
+        // A busy machine can hide it once, but not make up an overlap that is not there.
+        if overlapped < serial.mul_f64(0.85) {
+            return;
+        }
+        tries.push((serial, overlapped));
+    }
+    panic!("no overlap: {tries:?}");
 }
 
 #[test]
