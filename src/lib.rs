@@ -16,7 +16,13 @@ mod sync;
 pub use checkpoint::State;
 pub use device::{Counters, CpuOptions, Device, Event, Stream};
 pub use error::{Error, ErrorKind, Place, Result, Stage};
+pub use loader::{
+    AllHeld, Batch, Builder, Dims, Epoch, HostBatch, Loader, OnError, Order, RaggedView, Report, Runtime,
+    View,
+};
 pub use metrics::Stats;
 pub use random::SampleRng;
 pub use row::{FieldKey, Row};
-pub use spec::{BatchSpec, DType, Element, FIELD_ALIGN, Field, FieldKind, MAX_FIELDS, ROW_ALIGN, VALID};
+pub use spec::{
+    BatchSpec, DType, Element, FIELD_ALIGN, Field, FieldKind, MAX_DIMS, MAX_FIELDS, ROW_ALIGN, VALID,
+};

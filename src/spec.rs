@@ -18,6 +18,8 @@ pub const FIELD_ALIGN: usize = 256;
 pub const ROW_ALIGN: usize = 16;
 /// The most fields that one batch may have.
 pub const MAX_FIELDS: usize = 128;
+/// The most dimensions of a row.
+pub const MAX_DIMS: usize = 7;
 /// The name of the mask that every batch carries: 1 where a row holds a sample, 0 where it is a hole.
 pub const VALID: &str = "valid";
 
@@ -253,6 +255,9 @@ impl BatchSpec {
             }
             if spec.columns.iter().any(|c| c.field.name == name) {
                 return Err(config(format!("two fields are named {name:?}")));
+            }
+            if matches!(&field.kind, FieldKind::Fixed { shape } if shape.len() > MAX_DIMS) {
+                return Err(config(format!("a row of field {field} has more than {MAX_DIMS} dimensions")));
             }
             let size = field.dtype.size();
             let (row_bytes, ordinal) = match &field.kind {

@@ -1,5 +1,6 @@
 //! From a record to its row of a batch.
 
+use std::sync::atomic::{AtomicU8, Ordering::Relaxed};
 use std::time::{Duration, Instant};
 
 use crate::error::{Error, Result};
@@ -50,6 +51,8 @@ pub struct Sample<'a, S: Source> {
     epoch: u64,
     index: u64,
     clock: Option<&'a mut Duration>,
+    /// 1 while reading, for the message of a timeout.
+    reading: &'a AtomicU8,
 }
 
 impl<'a, S: Source> Sample<'a, S> {
@@ -58,8 +61,9 @@ impl<'a, S: Source> Sample<'a, S> {
         scratch: &'a mut S::Scratch,
         [seed, epoch, index]: [u64; 3],
         clock: Option<&'a mut Duration>,
+        reading: &'a AtomicU8,
     ) -> Self {
-        Self { source, scratch, seed, epoch, index, clock }
+        Self { source, scratch, seed, epoch, index, clock, reading }
     }
 
     /// The sample's index in the source.
@@ -87,16 +91,28 @@ impl<'a, S: Source> Sample<'a, S> {
     /// # Errors
     /// As [`Source::read`].
     pub fn read(&mut self) -> Result<&S::Record> {
-        match &mut self.clock {
-            None => self.source.read(self.index, self.scratch),
-            Some(clock) => {
-                let start = Instant::now();
-                let record = self.source.read(self.index, self.scratch);
-                **clock += start.elapsed();
-                record
-            }
+        let start = self.begin_read();
+        let record = self.source.read(self.index, self.scratch);
+        if record.is_ok() {
+            end_read(&mut self.clock, start, self.reading);
         }
+        record
     }
+}
+
+impl<S: Source> Sample<'_, S> {
+    fn begin_read(&self) -> Option<Instant> {
+        self.reading.store(1, Relaxed);
+        self.clock.is_some().then(Instant::now)
+    }
+}
+
+/// Not called after a failed read: the error's stage is then still "read".
+fn end_read(clock: &mut Option<&mut Duration>, start: Option<Instant>, reading: &AtomicU8) {
+    if let (Some(clock), Some(start)) = (clock, start) {
+        **clock += start.elapsed();
+    }
+    reading.store(0, Relaxed);
 }
 
 impl<S: Records> Sample<'_, S> {
@@ -105,7 +121,7 @@ impl<S: Records> Sample<'_, S> {
     /// # Errors
     /// As [`Records::read_into`].
     pub fn read_into(&mut self, row: &mut Row<'_>) -> Result<()> {
-        let start = self.clock.is_some().then(Instant::now);
+        let start = self.begin_read();
         let n = self.source.parts().len();
         let result = if n == 1 {
             self.source.read_into(self.index, &mut [row.overwrite(0)?])
@@ -114,8 +130,8 @@ impl<S: Records> Sample<'_, S> {
             row.overwrite_first(n, &mut parts)?;
             self.source.read_into(self.index, &mut parts[..n])
         };
-        if let (Some(clock), Some(start)) = (&mut self.clock, start) {
-            **clock += start.elapsed();
+        if result.is_ok() {
+            end_read(&mut self.clock, start, self.reading);
         }
         result
     }

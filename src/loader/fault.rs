@@ -58,7 +58,8 @@ impl OnError {
             Self::Fail | Self::Skip { .. } => Verdict::GiveUp,
             Self::Replace { limit } if u64::from(attempt) > *limit || len == 0 => Verdict::GiveUp,
             Self::Replace { .. } => {
-                let drawn = SampleRng::from_key(key(&[seed, epoch, position, u64::from(attempt), 0x5265_706c]));
+                let drawn =
+                    SampleRng::from_key(key(&[seed, epoch, position, u64::from(attempt), 0x5265_706c]));
                 Verdict::Replace({ drawn }.below(len))
             }
             Self::Retry { times, backoff, .. } if attempt < *times => {
@@ -108,7 +109,10 @@ impl Tally {
             None => None,
             Some(path) => {
                 let file = File::options().create(true).append(true).open(path);
-                Some((path.to_path_buf(), file.map_err(|e| Error::io(path, "can't open the quarantine file", e))?))
+                Some((
+                    path.to_path_buf(),
+                    file.map_err(|e| Error::io(path, "can't open the quarantine file", e))?,
+                ))
             }
         };
         Ok(Self { policy, inner: Mutex::new(Inner { quarantine, ..Inner::default() }) })
@@ -159,7 +163,8 @@ impl Inner {
             lines.push_str(&line(fault));
             lines.push('\n');
         }
-        file.write_all(lines.as_bytes()).map_err(|e| Error::io(path.clone(), "can't write the quarantine file", e))
+        file.write_all(lines.as_bytes())
+            .map_err(|e| Error::io(path.clone(), "can't write the quarantine file", e))
     }
 }
 

@@ -174,6 +174,17 @@ impl Filling {
         table.text[rows.start * host..rows.end * host].iter_mut().for_each(String::clear);
     }
 
+    /// Zeroes the rows behind `manifest.len`, where that was lowered.
+    pub(crate) fn zero_tail(&mut self) {
+        let (len, capacity) = (self.manifest_mut().len, self.0.spec.capacity());
+        self.zero_rows(len..capacity);
+    }
+
+    /// The slot again, without a batch.
+    pub(crate) fn cancel(self) -> FreeSlot {
+        FreeSlot { memory: Some(self.0), copied: None }
+    }
+
     /// Gives out its rows, `run` at a time. When the last claim is dropped, the slot goes to `outlet`.
     pub(crate) fn split(mut self, run: usize, outlet: Sender<Item>) -> impl Iterator<Item = Claim> {
         let (len, run) = (self.manifest_mut().len, run.max(1));

@@ -25,7 +25,7 @@ pub(crate) use host_slot::{Claim, FilledSlot, FreeSlot, Item, upload};
 pub(crate) struct Ticket {
     /// Raised at each restart of the feeder; what has an older one is stale.
     pub(crate) generation: u64,
-    /// Order of dispatch within the generation, without gaps.
+    /// Order of dispatch within the epoch (or what is left of it), without gaps; its end has the last.
     pub(crate) seq: u64,
     pub(crate) epoch: u64,
     /// Number of the batch within its epoch.

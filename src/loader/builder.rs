@@ -1,0 +1,535 @@
+//! What a loader is told, and the one place where all of it is checked.
+
+use std::fmt;
+use std::path::PathBuf;
+use std::sync::atomic::{AtomicBool, AtomicU8, AtomicU64};
+use std::sync::{Arc, Mutex};
+use std::thread::JoinHandle;
+use std::time::{Duration, Instant};
+
+use crossbeam_channel::{bounded, unbounded};
+
+use super::batch::Life;
+use super::control::{Control, Start};
+use super::copier::{Copier, Order as Arrivals};
+use super::fault::{OnError, Tally};
+use super::feeder::{Feeder, WINDOW};
+use super::progress::Progress;
+use super::runtime::{Runtime, default_host_budget, default_workers};
+use super::work::{Pair, Status};
+use super::{Inline, Loader, Shared};
+use crate::checkpoint::State;
+use crate::decode::{Decode, DecodeFn, Raw, Sample};
+use crate::device::Device;
+use crate::error::{Error, ErrorKind, Result};
+use crate::metrics::Metrics;
+use crate::pool::{Budget, DeviceSlot, EventPool, FreeSlot};
+use crate::random::key;
+use crate::row::Row;
+use crate::sampler::{Remainder, Sampler, Sequential, Shard, Shuffle};
+use crate::source::Source;
+use crate::spec::{BatchSpec, Field};
+
+/// The order in which batches are delivered.
+#[derive(Debug, Clone, PartialEq, Eq, Default)]
+#[non_exhaustive]
+pub enum Order {
+    /// By number. Runs are the same whatever the threads do.
+    #[default]
+    InOrder,
+    /// As they get ready, at most 64 batches past the oldest undelivered one, never across an epoch's end. The
+    /// order is [recorded](Loader::delivered_order).
+    AsReady,
+    /// As recorded: for each epoch the numbers of its batches. Epochs behind the last are delivered in order.
+    Replay(Vec<Vec<u64>>),
+}
+
+/// What `next` does when every device slot is held by a live batch and the next batch waits for one.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
+#[non_exhaustive]
+pub enum AllHeld {
+    /// It returns [`ErrorKind::Exhausted`].
+    #[default]
+    Error,
+    /// It waits this long for another thread to drop a batch, then returns that error.
+    Wait(Duration),
+}
+
+/// The configuration of a [`Loader`]: plain data, checked as a whole by [`Builder::build`].
+#[must_use = "a builder does nothing until `build`"]
+pub struct Builder<S: Source, D = Raw> {
+    source: S,
+    decode: D,
+    sampler: Option<Box<dyn Sampler>>,
+    runtime: Option<Runtime>,
+    worker_init: Option<Arc<dyn Fn(usize) + Send + Sync>>,
+    config: Config,
+}
+
+#[derive(Debug, Clone)]
+struct Config {
+    batch_size: usize,
+    workers: Option<usize>,
+    host_slots: usize,
+    device_slots: usize,
+    host_budget: Option<usize>,
+    device_budget: usize,
+    max_batch_bytes: Option<usize>,
+    seed: u64,
+    shuffle: bool,
+    shard: Shard,
+    remainder: Remainder,
+    order: Order,
+    on_error: OnError,
+    quarantine: Option<PathBuf>,
+    compact: bool,
+    on_all_held: AllHeld,
+    timeout: Option<Duration>,
+    drop_last: bool,
+    epochs: Option<u64>,
+    resume: Option<State>,
+}
+
+impl<S: Source> Builder<S> {
+    pub(super) fn new(source: S) -> Self {
+        let config = Config {
+            batch_size: 1,
+            workers: None,
+            host_slots: 3,
+            device_slots: 2,
+            host_budget: None,
+            device_budget: 1 << 30,
+            max_batch_bytes: None,
+            seed: 0,
+            shuffle: false,
+            shard: Shard::WHOLE,
+            remainder: Remainder::Pad,
+            order: Order::InOrder,
+            on_error: OnError::Fail,
+            quarantine: None,
+            compact: false,
+            on_all_held: AllHeld::Error,
+            timeout: None,
+            drop_last: false,
+            epochs: None,
+            resume: None,
+        };
+        Self { source, decode: Raw, sampler: None, runtime: None, worker_init: None, config }
+    }
+}
+
+impl<S: Source, D> Builder<S, D> {
+    /// Decodes with `decode`.
+    pub fn decode<E: Decode<S>>(self, decode: E) -> Builder<S, E> {
+        let Self { source, sampler, runtime, worker_init, config, .. } = self;
+        Builder { source, decode, sampler, runtime, worker_init, config }
+    }
+
+    /// Decodes with a closure, which writes each of `fields` of one sample into its row.
+    pub fn decode_with<F>(self, fields: impl Into<Vec<Field>>, decode: F) -> Builder<S, DecodeFn<F>>
+    where
+        F: Fn(&mut Sample<'_, S>, &mut Row<'_>) -> anyhow::Result<()> + Send + Sync + 'static,
+    {
+        self.decode(DecodeFn::new(fields.into(), decode))
+    }
+
+    /// Samples a batch. Default 1.
+    pub fn batch_size(mut self, samples: usize) -> Self {
+        self.config.batch_size = samples;
+        self
+    }
+
+    /// Threads that read and decode. Default: the CPUs that this process may use. 0: `next` does it all itself.
+    pub fn workers(mut self, threads: usize) -> Self {
+        self.config.workers = Some(threads);
+        self
+    }
+
+    /// Runs on each worker thread as it starts, with its number.
+    pub fn worker_init(mut self, init: impl Fn(usize) + Send + Sync + 'static) -> Self {
+        self.worker_init = Some(Arc::new(init));
+        self
+    }
+
+    /// Takes workers and budgets from `runtime`, which other loaders share.
+    pub fn runtime(mut self, runtime: &Runtime) -> Self {
+        self.runtime = Some(runtime.clone());
+        self
+    }
+
+    /// Page-locked batches on the host: being filled, filled, or being copied. Default 3.
+    pub fn host_slots(mut self, slots: usize) -> Self {
+        self.config.host_slots = slots;
+        self
+    }
+
+    /// Batches on the device: being copied, ready, or held by the consumer. Default 2.
+    pub fn device_slots(mut self, slots: usize) -> Self {
+        self.config.device_slots = slots;
+        self
+    }
+
+    /// The most bytes of host memory for slots. Default: 1 GiB, or a quarter of the available memory.
+    pub fn host_budget(mut self, bytes: usize) -> Self {
+        self.config.host_budget = Some(bytes);
+        self
+    }
+
+    /// The most bytes of device memory for slots. Default 1 GiB.
+    pub fn device_budget(mut self, bytes: usize) -> Self {
+        self.config.device_budget = bytes;
+        self
+    }
+
+    /// The most bytes that the ragged rows of one batch take together, each rounded up to 16. Default: every row
+    /// at its `max_row`.
+    pub fn max_batch_bytes(mut self, bytes: usize) -> Self {
+        self.config.max_batch_bytes = Some(bytes);
+        self
+    }
+
+    /// Shuffles every epoch anew, by a permutation keyed by `seed`, which keys the samples' generators too.
+    pub fn shuffle(mut self, seed: u64) -> Self {
+        self.config.shuffle = true;
+        self.seed(seed)
+    }
+
+    /// Keys the samples' generators, without a shuffle. Default 0.
+    pub fn seed(mut self, seed: u64) -> Self {
+        self.config.seed = seed;
+        self
+    }
+
+    /// Takes the order from `sampler`, instead of `shuffle`.
+    pub fn sampler(mut self, sampler: impl Sampler) -> Self {
+        self.sampler = Some(Box::new(sampler));
+        self
+    }
+
+    /// Delivers one rank's share of every epoch.
+    pub fn shard(mut self, shard: Shard) -> Self {
+        self.config.shard = shard;
+        self
+    }
+
+    /// What becomes of samples that can't be shared out evenly. Default [`Remainder::Pad`].
+    pub fn remainder(mut self, remainder: Remainder) -> Self {
+        self.config.remainder = remainder;
+        self
+    }
+
+    /// The order of delivery. Default [`Order::InOrder`].
+    pub fn order(mut self, order: Order) -> Self {
+        self.config.order = order;
+        self
+    }
+
+    /// What happens when a sample fails. Default [`OnError::Fail`].
+    pub fn on_error(mut self, policy: OnError) -> Self {
+        self.config.on_error = policy;
+        self
+    }
+
+    /// Appends every failed attempt to a file, as a line of JSON: epoch, batch, row, index, path or shard and
+    /// member, offset, stage, attempt, outcome, error.
+    pub fn quarantine(mut self, path: impl Into<PathBuf>) -> Self {
+        self.config.quarantine = Some(path.into());
+        self
+    }
+
+    /// Fills holes with rows from the batch's end, so that `len` counts samples only. Default: holes stay where
+    /// they are, marked in `valid`.
+    pub fn compact(mut self, compact: bool) -> Self {
+        self.config.compact = compact;
+        self
+    }
+
+    /// What `next` does when all device slots are held. Default [`AllHeld::Error`].
+    pub fn on_all_held(mut self, policy: AllHeld) -> Self {
+        self.config.on_all_held = policy;
+        self
+    }
+
+    /// The longest that one call of `next` waits, then [`ErrorKind::Timeout`]. Without workers it is checked after
+    /// each sample. Default: no limit.
+    pub fn timeout(mut self, timeout: Duration) -> Self {
+        self.config.timeout = Some(timeout);
+        self
+    }
+
+    /// Leaves out an epoch's last batch if it is not full. Default `false`.
+    pub fn drop_last(mut self, drop_last: bool) -> Self {
+        self.config.drop_last = drop_last;
+        self
+    }
+
+    /// No epoch from number `epochs` on is prefetched or delivered. Numbers are absolute, also after a resume.
+    pub fn epochs(mut self, epochs: u64) -> Self {
+        self.config.epochs = Some(epochs);
+        self
+    }
+
+    /// Goes on where `state` was saved.
+    pub fn resume(mut self, state: State) -> Self {
+        self.config.resume = Some(state);
+        self
+    }
+}
+
+impl<S: Source, D: Decode<S>> Builder<S, D> {
+    /// Checks everything, makes every allocation, stream and thread, and starts to prefetch.
+    ///
+    /// # Errors
+    /// [`ErrorKind::InvalidConfig`] naming the options that are wrong; [`ErrorKind::LimitExceeded`] where a slot does
+    /// not fit a budget; [`ErrorKind::StateMismatch`] and [`ErrorKind::NotResumable`] for a state to resume; what the
+    /// device and the system refuse.
+    pub fn build(self, device: &Device) -> Result<Loader> {
+        let text = format!("{self:?}");
+        let Self { source, decode, sampler, runtime, worker_init, config: c } = self;
+        let length = source.len();
+        c.check(length, sampler.is_some(), runtime.is_some() && worker_init.is_some())?;
+        let runtime = match runtime {
+            Some(runtime) => runtime,
+            None => {
+                let workers = c.workers.unwrap_or_else(default_workers);
+                let host = c.host_budget.unwrap_or_else(default_host_budget);
+                Runtime::start(workers, host, c.device_budget, worker_init)?
+            }
+        };
+        let fields = decode.fields(&source)?;
+        let spec = Arc::new(BatchSpec::new(fields, c.batch_size, c.max_batch_bytes)?);
+        let sampler: Arc<dyn Sampler> = match (sampler, length) {
+            (Some(sampler), Some(n)) => {
+                if n == 0 && !sampler.is_empty() {
+                    let text = format!("the sampler has {} positions, the source no record", sampler.len());
+                    return Err(Error::new(ErrorKind::InvalidConfig, text));
+                }
+                Arc::from(sampler)
+            }
+            (_, Some(n)) if c.shuffle => Arc::new(Shuffle::new(n, c.seed)),
+            (_, n) => Arc::new(Sequential::new(n.unwrap_or(0))),
+        };
+        let fingerprint =
+            key(&[source.fingerprint(), sampler.fingerprint(), c.seed, length.unwrap_or(u64::MAX)]);
+        let start = c.start(fingerprint, &source)?;
+
+        let (host, host_bytes) = slots(&runtime.host, "host_slots", c.host_slots, spec.bytes())?;
+        let (on_device, _) = slots(&runtime.device, "device_slots", c.device_slots, spec.bytes())?;
+        let (host_slots, device_slots) = (host.len(), on_device.len());
+        let pair = Pair::new(source, decode, runtime.workers, host_slots, c.batch_size);
+        let (retries_tx, retries) = unbounded();
+        let workers = runtime.workers;
+        let shared = Arc::new(Shared {
+            control: Control::new(start),
+            metrics: Metrics::new(),
+            work: Box::new(pair),
+            pool: runtime.pool.clone(),
+            statuses: (0..workers.max(1)).map(|_| Status::default()).collect(),
+            workers,
+            cost: AtomicU64::new(0),
+            sampler,
+            seed: c.seed,
+            world: c.shard.count(),
+            rank: c.shard.index(),
+            remainder: c.remainder,
+            batch_size: c.batch_size,
+            drop_last: c.drop_last,
+            epochs: c.epochs.unwrap_or(u64::MAX),
+            in_order: c.order != Order::AsReady,
+            compact: c.compact,
+            replay: if let Order::Replay(epochs) = c.order { epochs } else { Vec::new() },
+            on_error: c.on_error.clone(),
+            starved: AtomicU64::new(0),
+            feeder: AtomicU8::new(0),
+            retries: retries_tx,
+            start: Instant::now(),
+        });
+        let progress = Progress::new(&shared, start)?;
+        let tally = Tally::new(c.on_error, c.quarantine.as_deref())?;
+        shared.warn_of_no_batch(length);
+
+        // Room for every slot, and for the markers that can be on their way: an end, and an error behind it.
+        let (free_host_tx, free_host) = bounded(host_slots);
+        let (outlet, items) = bounded(host_slots + 4);
+        let (free_device, free_device_rx) = bounded(device_slots);
+        let (ready_tx, ready) = bounded(device_slots + 4);
+        let mut pinned = true;
+        for (number, budget) in host.into_iter().enumerate() {
+            let slot = FreeSlot::new(number, device, &spec, budget)?;
+            pinned &= slot.is_locked();
+            drop(free_host_tx.send(slot));
+        }
+        for (number, budget) in on_device.into_iter().enumerate() {
+            drop(free_device.send(DeviceSlot::new(number, device, &spec, budget)?));
+        }
+        tracing::debug!(host_slots, device_slots, host_bytes, pinned, "loader built");
+        let feeder = Feeder::new(shared.clone(), free_host, outlet);
+        let copier = Copier {
+            shared: shared.clone(),
+            stream: device.new_stream()?,
+            events: EventPool::new(device, host_slots + device_slots + 1)?,
+            items,
+            free_device: free_device_rx,
+            free_host: free_host_tx,
+            ready: ready_tx,
+            retries,
+            state: Arrivals::new(start.epoch, host_slots + 4),
+        };
+        let mut loader = Loader {
+            link_before: device.counters().copy_busy,
+            spec,
+            device: device.clone(),
+            life: Arc::new(Life::new()),
+            ready,
+            free_device,
+            progress: Mutex::new(progress),
+            tally,
+            fingerprint,
+            timeout: c.timeout,
+            on_all_held: c.on_all_held,
+            device_slots,
+            pinned,
+            busy: AtomicBool::new(false),
+            inline: None,
+            threads: Mutex::new(Vec::new()),
+            live_workers: runtime.live.clone(),
+            config: text,
+            shared,
+        };
+        if workers == 0 {
+            loader.inline = Some(Mutex::new(Inline { feeder, copier, claims: Default::default() }));
+        } else {
+            // On an error the loader is dropped, which ends the thread that was started.
+            let copier = thread("warpfeed-copier", move || copier.run())?;
+            let feeder = thread("warpfeed-feeder", move || feeder.run());
+            let feeder = feeder.inspect_err(|_| loader.shared.control.close())?;
+            loader.threads = Mutex::new(vec![copier, feeder]);
+        }
+        Ok(loader)
+    }
+}
+
+impl Config {
+    fn check(&self, length: Option<u64>, sampler: bool, init_under_runtime: bool) -> Result<()> {
+        let refuse = |text: &str| Err(Error::new(ErrorKind::InvalidConfig, text));
+        if self.batch_size == 0 {
+            return refuse("batch_size is 0: a batch has at least 1 sample");
+        }
+        if self.host_slots == 0 || self.device_slots == 0 {
+            return refuse("host_slots and device_slots are at least 1 each");
+        }
+        if self.timeout.is_some_and(|t| t.is_zero()) {
+            return refuse("a timeout of 0 lets no batch arrive: leave it out for no limit");
+        }
+        if sampler && self.shuffle {
+            return refuse("`sampler` and `shuffle` both set the order: give one of them");
+        }
+        if init_under_runtime {
+            return refuse(
+                "`worker_init` goes to the workers of this loader, but they belong to a `runtime`",
+            );
+        }
+        if length.is_some() {
+            return Ok(());
+        }
+        if sampler || self.shuffle {
+            return refuse(
+                "a sequence has no index to sample by: shuffle it with a buffer, `source.shuffle_buffer(..)`",
+            );
+        }
+        if self.shard.count() > 1 && self.remainder == Remainder::Pad {
+            return refuse(
+                "a sequence can't be padded, since its records can't be read again: set remainder to Drop or Uneven",
+            );
+        }
+        if self.on_error.replaces() {
+            return refuse("a sequence has no other sample to replace a failed one with: skip it instead");
+        }
+        if matches!(self.order, Order::Replay(_)) {
+            return refuse("the order of a sequence's batches can't be replayed: it is read once, in order");
+        }
+        Ok(())
+    }
+
+    fn start<S: Source>(&self, fingerprint: u64, source: &S) -> Result<Start> {
+        let Some(state) = self.resume else { return Ok(Start::default()) };
+        let (batch, world) = (self.batch_size as u64, self.shard.count());
+        state.check(fingerprint, batch, world)?;
+        if source.len().is_none() && !source.reopens() && (state.epoch > 0 || state.position > 0) {
+            let text =
+                "a source that can be read once can't go on where a saved state says: use `from_iter_fn`";
+            return Err(Error::new(ErrorKind::NotResumable, text));
+        }
+        debug_assert!(state.ahead.is_none_or(|a| a.map >> (WINDOW - 1) <= 1));
+        Ok(Start {
+            epoch: state.epoch,
+            position: state.position,
+            number: state.position.div_ceil(batch.saturating_mul(world)),
+            map: state.ahead.map_or(0, |a| a.map),
+        })
+    }
+}
+
+impl Shared {
+    /// An epoch without a batch is allowed, but rarely meant.
+    fn warn_of_no_batch(&self, length: Option<u64>) {
+        let Some(n) = length else { return };
+        if let Ok(cursor) = self.cursor(0)
+            && cursor.batches(self.batch_size as u64, self.drop_last) == 0
+        {
+            tracing::warn!(
+                "every epoch is empty on this rank: {n} samples over {} ranks, batch_size {}, drop_last {}",
+                self.world,
+                self.batch_size,
+                self.drop_last
+            );
+        }
+    }
+}
+
+/// Reserves up to `count` slots of `bytes`, at least one.
+fn slots(
+    budget: &Budget,
+    option: &str,
+    count: usize,
+    bytes: usize,
+) -> Result<(Vec<crate::pool::Reservation>, usize)> {
+    // Memory of loaders that just ended may still wait for the device.
+    let mut reserved = vec![budget.reserve(bytes, Duration::from_secs(1))?];
+    while reserved.len() < count {
+        match budget.reserve(bytes, Duration::ZERO) {
+            Ok(more) => reserved.push(more),
+            Err(_) => break,
+        }
+    }
+    if reserved.len() < count {
+        tracing::warn!(
+            "{option} {count} × {bytes} bytes do not fit the budget of {} bytes ({} left): made {}",
+            budget.limit(),
+            budget.left(),
+            reserved.len()
+        );
+    }
+    let total = reserved.len() * bytes;
+    Ok((reserved, total))
+}
+
+fn thread(name: &str, code: impl FnOnce() + Send + 'static) -> Result<JoinHandle<()>> {
+    std::thread::Builder::new()
+        .name(name.to_string())
+        .spawn(code)
+        .map_err(|e| Error::new(ErrorKind::Io, format!("can't start the thread {name}: {e}")).caused_by(e))
+}
+
+impl<S: Source, D> fmt::Debug for Builder<S, D> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Loader")
+            .field("source", &std::any::type_name::<S>())
+            .field("records", &self.source.len())
+            .field("decode", &std::any::type_name::<D>())
+            .field("own_sampler", &self.sampler.is_some())
+            .field("runtime", &self.runtime)
+            .field("config", &self.config)
+            .finish()
+    }
+}

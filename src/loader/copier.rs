@@ -1,0 +1,209 @@
+//! Puts filled batches into delivery order and on their way to the device.
+
+use std::sync::Arc;
+use std::sync::atomic::Ordering;
+use std::time::{Duration, Instant};
+
+use crossbeam_channel::{Receiver, Sender, select};
+
+use super::Shared;
+use super::control::Sleeper;
+use crate::device::Stream;
+use crate::error::{Error, Stage};
+use crate::pool::{Claim, DeviceSlot, EventPool, FilledSlot, FreeSlot, Item, Ticket, upload};
+
+/// What the consumer receives, in delivery order.
+pub(crate) enum Delivery {
+    Batch(DeviceSlot),
+    End(Ticket),
+    Failed(Ticket, Error),
+}
+
+/// A claim whose one row is to be tried again later.
+pub(crate) struct Retry {
+    pub(crate) due: Instant,
+    pub(crate) claim: Claim,
+    pub(crate) attempt: u32,
+}
+
+pub(crate) struct Copier {
+    pub(crate) shared: Arc<Shared>,
+    pub(crate) stream: Stream,
+    pub(crate) events: EventPool,
+    pub(crate) items: Receiver<Item>,
+    pub(crate) free_device: Receiver<DeviceSlot>,
+    pub(crate) free_host: Sender<FreeSlot>,
+    pub(crate) ready: Sender<Delivery>,
+    pub(crate) retries: Receiver<Retry>,
+    pub(crate) state: Order,
+}
+
+/// What has arrived and is not delivered yet.
+#[derive(Default)]
+pub(crate) struct Order {
+    generation: u64,
+    epoch: u64,
+    /// Items of this epoch that were delivered; in order, the next number.
+    done: u64,
+    pending: Vec<Item>,
+    /// A device slot at hand.
+    token: Option<DeviceSlot>,
+    later: Vec<Retry>,
+    starved_since: Option<Instant>,
+}
+
+impl Order {
+    pub(crate) fn new(epoch: u64, items: usize) -> Self {
+        Self { epoch, pending: Vec::with_capacity(items), ..Self::default() }
+    }
+}
+
+fn ticket(item: &Item) -> Ticket {
+    match item {
+        Item::Batch(slot) => slot.manifest().ticket,
+        Item::End(ticket) | Item::Failed(ticket, _) => *ticket,
+    }
+}
+
+impl Copier {
+    /// The thread.
+    pub(crate) fn run(mut self) {
+        let shared = self.shared.clone();
+        let never = crossbeam_channel::never();
+        while !shared.control.is_closed() {
+            let starved = self.pump();
+            let retry = self.next_retry().unwrap_or(Duration::from_secs(3600));
+            let free = if starved { &self.free_device } else { &never };
+            select! {
+                recv(self.items) -> item => if let Ok(item) = item { self.state.pending.push(item) },
+                recv(free) -> slot => self.state.token = slot.ok(),
+                recv(self.retries) -> retry => self.state.later.extend(retry),
+                recv(shared.control.wake(Sleeper::Copier)) -> _ => {}
+                default(retry) => {}
+            }
+        }
+    }
+
+    /// In the caller's thread: takes what has arrived, and delivers what can be. Whether a batch waits for a device
+    /// slot.
+    pub(crate) fn poll(&mut self) -> bool {
+        while let Ok(item) = self.items.try_recv() {
+            self.state.pending.push(item);
+        }
+        self.pump()
+    }
+
+    /// Starts what is due; the time until the next retry.
+    pub(crate) fn next_retry(&mut self) -> Option<Duration> {
+        let now = Instant::now();
+        while let Some(k) = self.state.later.iter().position(|r| r.due <= now) {
+            let Retry { claim, attempt, .. } = self.state.later.swap_remove(k);
+            self.shared.spawn(claim, attempt);
+        }
+        self.state.later.iter().map(|r| r.due - now).min()
+    }
+
+    /// Delivers all that can be. `true`: the next item is a batch and no device slot is free.
+    fn pump(&mut self) -> bool {
+        loop {
+            self.drop_stale();
+            let Some(k) = self.next() else { return self.starved(false) };
+            if matches!(self.state.pending[k], Item::Batch(_)) {
+                let Some(slot) = self.state.token.take().or_else(|| self.free_device.try_recv().ok()) else {
+                    return self.starved(true);
+                };
+                self.starved(false);
+                self.state.done += 1;
+                match self.state.pending.swap_remove(k) {
+                    Item::Batch(filled) => self.upload(filled, slot),
+                    other => self.state.pending.push(other),
+                }
+            } else {
+                self.state.done += 1;
+                let delivery = match self.state.pending.swap_remove(k) {
+                    Item::End(ticket) => {
+                        (self.state.epoch, self.state.done) = (ticket.epoch + 1, 0);
+                        Delivery::End(ticket)
+                    }
+                    Item::Failed(ticket, error) => Delivery::Failed(ticket, error),
+                    Item::Batch(slot) => {
+                        self.recycle(slot.discard());
+                        continue;
+                    }
+                };
+                self.deliver(delivery);
+            }
+        }
+    }
+
+    fn upload(&mut self, mut filled: FilledSlot, slot: DeviceSlot) {
+        if self.shared.compact && !filled.manifest().faults.is_empty() {
+            filled.compact();
+        }
+        let ticket = filled.manifest().ticket;
+        match upload(filled, slot, &self.stream, &mut self.events) {
+            Ok((host, device)) => {
+                self.recycle(host);
+                self.deliver(Delivery::Batch(device));
+            }
+            Err(error) => self.deliver(Delivery::Failed(ticket, error)),
+        }
+    }
+
+    /// The channels have room for all slots and markers, so that a send never waits; a closed one means that the
+    /// loader is gone, and what comes back is freed behind its gate.
+    fn recycle(&self, slot: FreeSlot) {
+        drop(self.free_host.send(slot));
+    }
+
+    fn deliver(&self, delivery: Delivery) {
+        drop(self.ready.send(delivery));
+    }
+
+    /// The next item in delivery order, if it has arrived.
+    fn next(&self) -> Option<usize> {
+        let Order { pending, epoch, done, .. } = &self.state;
+        let here = |item: &Item| ticket(item).epoch == *epoch;
+        let in_turn = |item: &Item| here(item) && ticket(item).seq == *done;
+        // As ready: any batch of this epoch; its end, and an error, only when all before it has been delivered.
+        let any = |item: &Item| here(item) && matches!(item, Item::Batch(_));
+        let as_ready = if self.shared.in_order { None } else { pending.iter().position(any) };
+        as_ready.or_else(|| pending.iter().position(in_turn))
+    }
+
+    /// Follows the consumer's wishes, and gives back what will not be delivered.
+    fn drop_stale(&mut self) {
+        let wishes = self.shared.control.wishes();
+        let state = &mut self.state;
+        if wishes.generation != state.generation {
+            (state.generation, state.epoch, state.done) = (wishes.generation, wishes.start.epoch, 0);
+        }
+        if state.epoch < wishes.floor {
+            (state.epoch, state.done) = (wishes.floor, 0);
+        }
+        let mut k = 0;
+        while k < self.state.pending.len() {
+            let t = ticket(&self.state.pending[k]);
+            if t.generation == wishes.generation && t.epoch >= wishes.floor {
+                k += 1;
+            } else if let Item::Batch(slot) = self.state.pending.swap_remove(k) {
+                self.recycle(slot.discard());
+            }
+        }
+    }
+
+    /// Notes whether a filled batch waits for a device slot, for the consumer to see and for the statistics.
+    fn starved(&mut self, starved: bool) -> bool {
+        match (starved, self.state.starved_since) {
+            (true, None) => self.state.starved_since = Some(Instant::now()),
+            (false, Some(since)) => {
+                self.shared.metrics.spend(Stage::DeviceSlot, since.elapsed());
+                self.state.starved_since = None;
+            }
+            _ => {}
+        }
+        let version = if starved { self.shared.control.version() } else { 0 };
+        self.shared.starved.store(version, Ordering::Release);
+        starved
+    }
+}

@@ -1,0 +1,352 @@
+//! One pass over the data, as an iterator.
+
+use std::sync::atomic::Ordering;
+use std::time::{Duration, Instant};
+
+use crossbeam_channel::{RecvTimeoutError, TryRecvError};
+
+use super::batch::Batch;
+use super::builder::AllHeld;
+use super::control::Start;
+use super::copier::Delivery;
+use super::feeder::Step;
+use super::{Inline, Loader};
+use crate::device::Stream;
+use crate::error::{Error, ErrorKind, Place, Result, Stage};
+use crate::pool::{DeviceSlot, Ticket};
+use crate::sync::lock;
+
+/// The batches of one epoch, in delivery order.
+///
+/// It ends at the first `None`. An error that [passes](ErrorKind::is_transient) (no device slot, a timeout) does
+/// not end it: the next call goes on. Any other error does; the loader's position then stays at the batch that
+/// failed, and the next [`Loader::epoch`] tries it again. Dropping an epoch that did not fail moves on to
+/// the start of the one after it; to pause instead, iterate with `epoch.by_ref().take(n)`.
+pub struct Epoch<'l> {
+    loader: &'l Loader,
+    stream: Stream,
+    number: u64,
+    over: bool,
+    /// When the last batch was given to the consumer.
+    given: Option<Instant>,
+}
+
+impl<'l> Epoch<'l> {
+    pub(super) fn begin(loader: &'l Loader, stream: &Stream) -> Result<Self> {
+        loader.life.process.check()?;
+        if stream.device() != loader.device {
+            let text = "the stream belongs to another device than the loader";
+            return Err(Error::new(ErrorKind::InvalidArgument, text));
+        }
+        if loader.busy.swap(true, Ordering::AcqRel) {
+            let text = "another epoch of this loader is still alive: drop it first, or build a second loader";
+            return Err(Error::new(ErrorKind::Busy, text));
+        }
+        let mut progress = lock(&loader.progress);
+        let shared = &loader.shared;
+        let here = progress.here(shared);
+        let failed = progress.failed;
+        if failed && shared.work.len().is_none() && !shared.work.reopens() {
+            loader.busy.store(false, Ordering::Release);
+            let text = "a batch failed, and a source that can be read once can't give its records again";
+            return Err(Error::new(ErrorKind::NotResumable, text));
+        }
+        if failed || here.epoch != progress.epoch() {
+            if let Err(error) = progress.begin(shared, here) {
+                loader.busy.store(false, Ordering::Release);
+                return Err(error);
+            }
+        }
+        let number = progress.epoch();
+        drop(progress);
+        if failed {
+            shared.control.restart(here);
+        }
+        if number >= shared.epochs {
+            loader.busy.store(false, Ordering::Release);
+            let text = format!("all {} epochs have been delivered", shared.epochs);
+            return Err(Error::new(ErrorKind::InvalidArgument, text));
+        }
+        Ok(Self { loader, stream: stream.clone(), number, over: false, given: None })
+    }
+
+    /// The epoch's number, from 0.
+    pub fn number(&self) -> u64 {
+        self.number
+    }
+
+    /// Batches that are left of it on this rank; `None` where the source's length is unknown.
+    pub fn remaining(&self) -> Option<u64> {
+        lock(&self.loader.progress).remaining(&self.loader.shared, self.number)
+    }
+
+    fn is_stale(&self, ticket: &Ticket) -> bool {
+        let wishes = self.loader.shared.control.wishes();
+        ticket.generation != wishes.generation || ticket.epoch < self.number
+    }
+
+    /// The next batch, `None` at the end of the epoch.
+    fn advance(&mut self) -> Result<Option<Batch>> {
+        let loader = self.loader;
+        loader.life.process.check()?;
+        if self.stream.is_capturing()? {
+            let text = "the epoch's stream is being captured: take the batch before the capture begins";
+            return Err(Error::new(ErrorKind::Capturing, text));
+        }
+        loop {
+            match self.receive()? {
+                Delivery::Batch(slot) if self.is_stale(&slot.manifest().ticket) => self.give_back(slot),
+                Delivery::Batch(slot) => return self.accept(slot).map(Some),
+                Delivery::End(ticket) | Delivery::Failed(ticket, _) if self.is_stale(&ticket) => {}
+                Delivery::End(_) => return Ok(None),
+                Delivery::Failed(_, error) => return Err(error),
+            }
+        }
+    }
+
+    /// Hands a batch to the consumer, or makes the error of it that the fault policy asks for.
+    fn accept(&self, mut slot: DeviceSlot) -> Result<Batch> {
+        let loader = self.loader;
+        let manifest = slot.manifest_mut();
+        let ticket = manifest.ticket;
+        let place = || Place { epoch: Some(ticket.epoch), batch: Some(ticket.number), ..Place::default() };
+        let faults = manifest.faults.len();
+        let (retried, replaced) = count(&manifest.faults);
+        let verdict = match manifest.error.take() {
+            Some(error) => Err(error.at(place())),
+            None => loader.tally.deliver(ticket.epoch, &mut manifest.faults),
+        };
+        if let Err(error) = verdict.and_then(|()| slot.use_on(&self.stream)) {
+            self.give_back(slot);
+            return Err(error);
+        }
+        let mut progress = lock(&loader.progress);
+        progress.deliver(&loader.shared, ticket.number);
+        let state = progress.state(&loader.shared, loader.fingerprint);
+        let low = progress.low();
+        drop(progress);
+        if !loader.shared.in_order {
+            loader.shared.control.advance(low);
+        }
+        let manifest = slot.manifest();
+        let metrics = &loader.shared.metrics;
+        let valid = manifest.rows.valid[..manifest.len].iter().filter(|v| **v).count();
+        metrics.samples.fetch_add(valid as u64, Ordering::Relaxed);
+        metrics.batches.fetch_add(1, Ordering::Relaxed);
+        metrics.bytes.fetch_add(manifest.bytes as u64, Ordering::Relaxed);
+        metrics.failed.fetch_add(faults as u64, Ordering::Relaxed);
+        metrics.retried.fetch_add(retried, Ordering::Relaxed);
+        metrics.replaced.fetch_add(replaced, Ordering::Relaxed);
+        Ok(Batch::new(slot, loader.free_device.clone(), loader.life.clone(), loader.spec.clone(), state))
+    }
+
+    /// A slot that is not delivered goes back with `copied` as its gate.
+    fn give_back(&self, mut slot: DeviceSlot) {
+        slot.manifest_mut().faults.clear();
+        // A closed channel means that the copier is gone; the slot comes back in the error and is reaped.
+        let result = slot.release();
+        drop(self.loader.free_device.send(slot));
+        if let Err(error) = result {
+            lock(&self.loader.life.error).get_or_insert(error);
+        }
+    }
+
+    fn receive(&self) -> Result<Delivery> {
+        let loader = self.loader;
+        match loader.ready.try_recv() {
+            Ok(delivery) => return Ok(delivery),
+            Err(TryRecvError::Disconnected) => return Err(gone()),
+            Err(TryRecvError::Empty) => {}
+        }
+        let start = Instant::now();
+        let blame = self.blame();
+        let result = match &loader.inline {
+            None => self.wait(start),
+            Some(inline) => self.work(&mut lock(inline), start),
+        };
+        loader.shared.metrics.stall(blame.unwrap_or_else(|| self.blame_workers()), start.elapsed());
+        result
+    }
+
+    /// Waits for the copier.
+    fn wait(&self, start: Instant) -> Result<Delivery> {
+        let loader = self.loader;
+        loop {
+            // While all slots are held, look often whether a batch waits for one: nobody sends word of that.
+            let (held, slots) = self.held();
+            let pause = if held >= slots { Duration::from_millis(1) } else { Duration::from_millis(100) };
+            let left = loader.timeout.map(|t| t.saturating_sub(start.elapsed()));
+            match loader.ready.recv_timeout(left.map_or(pause, |l| l.min(pause))) {
+                Ok(delivery) => return Ok(delivery),
+                Err(RecvTimeoutError::Disconnected) => return Err(gone()),
+                Err(RecvTimeoutError::Timeout) => self.check_patience(start)?,
+            }
+        }
+    }
+
+    /// Does the threads' work until something is delivered.
+    fn work(&self, inline: &mut Inline, start: Instant) -> Result<Delivery> {
+        let shared = &self.loader.shared;
+        loop {
+            while let Some(claim) = inline.claims.pop_front() {
+                shared.work.run(shared, claim, 0, 0);
+                if !inline.claims.is_empty() {
+                    self.check_timeout(start)?;
+                }
+            }
+            let starved = inline.copier.poll();
+            match self.loader.ready.try_recv() {
+                Ok(delivery) => return Ok(delivery),
+                Err(TryRecvError::Disconnected) => return Err(gone()),
+                Err(TryRecvError::Empty) => {}
+            }
+            let retry = inline.copier.next_retry();
+            if starved || retry.is_some() {
+                self.check_patience(start)?;
+                std::thread::sleep(retry.unwrap_or(Duration::from_millis(1)).min(Duration::from_millis(5)));
+                continue;
+            }
+            match inline.feeder.step() {
+                Step::Batch(claims) => inline.claims.extend(claims),
+                Step::Sent => {}
+                Step::Idle | Step::NoSlot => {
+                    self.check_patience(start)?;
+                    std::thread::sleep(Duration::from_micros(200));
+                }
+            }
+        }
+    }
+
+    fn held(&self) -> (usize, usize) {
+        let life = &self.loader.life;
+        let slots =
+            self.loader.device_slots - life.lost.load(Ordering::Acquire).min(self.loader.device_slots);
+        (life.held.load(Ordering::Acquire), slots)
+    }
+
+    /// Whether waiting can go on.
+    fn check_patience(&self, start: Instant) -> Result<()> {
+        let loader = self.loader;
+        let (held, slots) = self.held();
+        let starved = loader.shared.starved.load(Ordering::Acquire) == loader.shared.control.version();
+        if held >= slots && starved && loader.ready.is_empty() {
+            let patience = match loader.on_all_held {
+                AllHeld::Error => Duration::ZERO,
+                AllHeld::Wait(t) => t,
+            };
+            if start.elapsed() >= patience {
+                let text = format!(
+                    "all {} device slots are held by {held} live batches, and the next batch needs one: drop a batch, raise \
+                     device_slots, or let on_all_held wait for another thread to drop one",
+                    loader.device_slots
+                );
+                return Err(Error::new(ErrorKind::Exhausted, text));
+            }
+        }
+        self.check_timeout(start)
+    }
+
+    fn check_timeout(&self, start: Instant) -> Result<()> {
+        let Some(timeout) = self.loader.timeout.filter(|t| start.elapsed() >= *t) else { return Ok(()) };
+        let what = format!("no batch within {:.3} s", timeout.as_secs_f64());
+        Err(match self.loader.shared.oldest_unfinished() {
+            Some((place, age)) => {
+                let text = format!(
+                    "{what}: the oldest unfinished sample has taken {:.3} s so far",
+                    age.as_secs_f64()
+                );
+                Error::new(ErrorKind::Timeout, text).at(place)
+            }
+            None => {
+                let text = format!(
+                    "{what}, and no worker is at a sample: the limit is {}",
+                    self.loader.stats().limiting()
+                );
+                Error::new(ErrorKind::Timeout, text).at(Place { stage: self.blame(), ..Place::default() })
+            }
+        })
+    }
+
+    /// The stage that a wait which begins now is for, where it is not the workers.
+    fn blame(&self) -> Option<Stage> {
+        let shared = &self.loader.shared;
+        if shared.starved.load(Ordering::Acquire) == shared.control.version() {
+            return Some(Stage::DeviceSlot);
+        }
+        shared.feeder_waits_for()
+    }
+
+    fn blame_workers(&self) -> Stage {
+        self.loader.shared.metrics.dearer_of_read_and_decode()
+    }
+}
+
+fn count(faults: &[crate::pool::Fault]) -> (u64, u64) {
+    use crate::pool::Outcome;
+    let n = |outcome| faults.iter().filter(|f| f.outcome == outcome).count() as u64;
+    (n(Outcome::Retried), n(Outcome::Replaced))
+}
+
+fn gone() -> Error {
+    Error::new(ErrorKind::Closed, "the copier's thread has ended: this loader delivers nothing any more")
+}
+
+impl Iterator for Epoch<'_> {
+    type Item = Result<Batch>;
+
+    fn next(&mut self) -> Option<Self::Item> {
+        if self.over {
+            return None;
+        }
+        if let Some(given) = self.given.take() {
+            self.loader.shared.metrics.spend(Stage::Consumer, given.elapsed());
+        }
+        if let Some(error) = self.loader.life.take_error() {
+            return Some(Err(error));
+        }
+        match self.advance() {
+            Ok(Some(batch)) => {
+                self.given = Some(Instant::now());
+                Some(Ok(batch))
+            }
+            Ok(None) => {
+                self.over = true;
+                self.leave();
+                None
+            }
+            Err(error) if error.kind().is_transient() => Some(Err(error)),
+            Err(error) => {
+                self.over = true;
+                if error.kind() != ErrorKind::Forked {
+                    lock(&self.loader.progress).failed = true;
+                }
+                Some(Err(error))
+            }
+        }
+    }
+}
+
+impl Epoch<'_> {
+    /// The epoch is over for the consumer: it goes on at the start of the next one.
+    fn leave(&self) {
+        let mut progress = lock(&self.loader.progress);
+        let next = Start { epoch: self.number + 1, ..Start::default() };
+        // Position 0 is within every epoch.
+        if progress.begin(&self.loader.shared, next).is_ok() {
+            drop(progress);
+            self.loader.shared.control.leave_for(next.epoch);
+        }
+    }
+}
+
+impl Drop for Epoch<'_> {
+    fn drop(&mut self) {
+        if self.loader.life.process.is_forked() {
+            return;
+        }
+        if !self.over {
+            self.leave();
+        }
+        self.loader.busy.store(false, Ordering::Release);
+    }
+}

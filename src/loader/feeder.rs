@@ -1,0 +1,435 @@
+//! Plans batches, and starts filling them.
+
+use std::collections::HashSet;
+use std::sync::Arc;
+use std::sync::atomic::Ordering::Relaxed;
+use std::time::{Duration, Instant};
+
+use crossbeam_channel::{Receiver, Sender, select};
+
+use super::Shared;
+use super::control::{Sleeper, Start, Wishes};
+use crate::error::{Error, ErrorKind, Result, Stage};
+use crate::pool::{Claim, FreeSlot, Item, Ticket};
+use crate::sampler::{Cursor, Remainder};
+
+/// The furthest that a batch may be delivered ahead of the oldest one that was not: what a state's map holds.
+pub(crate) const WINDOW: u64 = 64;
+
+/// How long a task should take where samples are cheap, in nanoseconds: much longer than handing it over does.
+const TASK: u64 = 100_000;
+
+pub(crate) struct Feeder {
+    shared: Arc<Shared>,
+    free: Receiver<FreeSlot>,
+    outlet: Sender<Item>,
+    generation: u64,
+    seq: u64,
+    epoch: u64,
+    plan: Option<Plan>,
+    /// The end of this epoch has been announced, and it had nothing: wait for the consumer to pass it.
+    stopped_after: Option<u64>,
+    /// A free slot that is still being copied from.
+    waiting: Option<FreeSlot>,
+}
+
+/// The rest of an epoch.
+struct Plan {
+    start: Start,
+    /// `None` for a sequence.
+    cursor: Option<Cursor>,
+    /// Batches that were looked at so far.
+    at: u64,
+    /// Batches that were dispatched.
+    sent: u64,
+    ended: bool,
+}
+
+/// What a step came to.
+pub(crate) enum Step {
+    /// Something was dispatched: the claims, where the caller is to run them.
+    Batch(Vec<Claim>),
+    /// An end or an error was sent.
+    Sent,
+    /// Nothing can be done before the consumer's wishes change.
+    Idle,
+    /// No host slot is free yet.
+    NoSlot,
+}
+
+impl Feeder {
+    pub(crate) fn new(shared: Arc<Shared>, free: Receiver<FreeSlot>, outlet: Sender<Item>) -> Self {
+        let wishes = shared.control.wishes();
+        Self {
+            shared,
+            free,
+            outlet,
+            generation: wishes.generation,
+            seq: 0,
+            epoch: wishes.start.epoch,
+            plan: None,
+            stopped_after: None,
+            waiting: None,
+        }
+    }
+
+    /// The thread.
+    pub(crate) fn run(mut self) {
+        let shared = self.shared.clone();
+        while !shared.control.is_closed() {
+            let held = shared.control.hold();
+            match self.look(&held) {
+                Look::Wait => {
+                    if !shared.control.is_closed() {
+                        shared.control.wait(held);
+                    }
+                }
+                Look::End => {
+                    drop(held);
+                    self.end_epoch();
+                }
+                Look::Feed => {
+                    drop(held);
+                    let start = Instant::now();
+                    if let Some(slot) = self.free_slot() {
+                        shared.metrics.spend(Stage::HostSlot, start.elapsed());
+                        drop(self.feed(slot, false));
+                    }
+                }
+            }
+        }
+    }
+
+    /// One step in the caller's thread, which fills the batch itself.
+    pub(crate) fn step(&mut self) -> Step {
+        let wishes = self.shared.control.wishes();
+        match self.look(&wishes) {
+            Look::Wait => Step::Idle,
+            Look::End => {
+                self.end_epoch();
+                Step::Sent
+            }
+            Look::Feed => {
+                let Some(mut slot) = self.waiting.take().or_else(|| self.free.try_recv().ok()) else {
+                    return Step::NoSlot;
+                };
+                match slot.wait(Duration::from_millis(5)) {
+                    Ok(true) => self.feed(slot, true),
+                    Ok(false) => {
+                        self.waiting = Some(slot);
+                        Step::NoSlot
+                    }
+                    Err(error) => self.fail(error),
+                }
+            }
+        }
+    }
+
+    /// What is to be done, under the consumer's wishes.
+    fn look(&mut self, wishes: &Wishes) -> Look {
+        if self.generation != wishes.generation {
+            self.generation = wishes.generation;
+            self.begin(wishes.start);
+        } else if self.epoch < wishes.floor {
+            self.begin(Start { epoch: wishes.floor, ..Start::default() });
+        }
+        if self.epoch >= self.shared.epochs || self.stopped_after.is_some_and(|e| wishes.floor <= e) {
+            return Look::Wait;
+        }
+        if self.plan.is_none() {
+            let start = if wishes.start.epoch == self.epoch {
+                wishes.start
+            } else {
+                Start { epoch: self.epoch, ..Start::default() }
+            };
+            if self.epoch > wishes.floor && !self.shared.work.reopens() {
+                return Look::Wait;
+            }
+            match Plan::new(&self.shared, start) {
+                Ok(plan) => self.plan = Some(plan),
+                Err(error) => {
+                    self.fail(error);
+                    return Look::Wait;
+                }
+            }
+        }
+        let Some(plan) = &mut self.plan else { return Look::Wait };
+        if plan.has_more(&self.shared) {
+            let low = if self.epoch == wishes.floor { wishes.low } else { 0 };
+            return if !self.shared.in_order && plan.start.number + plan.at >= low + WINDOW {
+                Look::Wait
+            } else {
+                Look::Feed
+            };
+        }
+        // The look-ahead crosses one boundary: a second end waits until the first has been taken.
+        if self.epoch > wishes.floor { Look::Wait } else { Look::End }
+    }
+
+    fn begin(&mut self, start: Start) {
+        self.epoch = start.epoch;
+        self.seq = 0;
+        self.plan = None;
+        self.stopped_after = None;
+    }
+
+    fn end_epoch(&mut self) {
+        let empty = self.plan.as_ref().is_none_or(|p| p.sent == 0);
+        let ticket = self.ticket(0, 0, 0, true);
+        // The channel has room for every slot and marker; a closed one means that the loader ends.
+        drop(self.outlet.send(Item::End(ticket)));
+        if empty {
+            self.stopped_after = Some(self.epoch);
+        }
+        self.epoch += 1;
+        self.seq = 0;
+        self.plan = None;
+    }
+
+    /// Sends an error in the place of a batch, and stops until the next restart.
+    fn fail(&mut self, error: Error) -> Step {
+        let ticket = self.ticket(0, 0, 0, false);
+        drop(self.outlet.send(Item::Failed(ticket, error)));
+        self.stopped_after = Some(u64::MAX);
+        Step::Sent
+    }
+
+    fn ticket(&mut self, number: u64, first: u64, position: u64, last: bool) -> Ticket {
+        let ticket = Ticket {
+            generation: self.generation,
+            seq: self.seq,
+            epoch: self.epoch,
+            number,
+            first,
+            position,
+            last,
+        };
+        self.seq += 1;
+        ticket
+    }
+
+    /// Waits for a host slot that is free and no longer copied from; `None` where something else comes first.
+    fn free_slot(&mut self) -> Option<FreeSlot> {
+        let mut slot = match self.waiting.take() {
+            Some(slot) => slot,
+            None => select! {
+                recv(self.free) -> slot => slot.ok()?,
+                recv(self.shared.control.wake(Sleeper::Feeder)) -> _ => return None,
+            },
+        };
+        self.shared.feeder_waits(Some(Stage::Copy));
+        let waited = slot.wait(Duration::from_millis(20));
+        self.shared.feeder_waits(None);
+        match waited {
+            Ok(true) => Some(slot),
+            Ok(false) => {
+                self.waiting = Some(slot);
+                None
+            }
+            Err(error) => {
+                self.fail(error);
+                None
+            }
+        }
+    }
+
+    /// Starts the next batch in `slot`.
+    fn feed(&mut self, slot: FreeSlot, inline: bool) -> Step {
+        let begin = Instant::now();
+        let shared = self.shared.clone();
+        let Some(plan) = &mut self.plan else { return Step::Idle };
+        let Some(number) = plan.next(&shared) else { return Step::Idle };
+        let offset = number - plan.start.number;
+        let first = offset * shared.batch_size as u64;
+        let (cursor, start) = (plan.cursor, plan.start);
+        let (len, last) = match cursor {
+            Some(cursor) => {
+                let len = (cursor.samples() - first).min(shared.batch_size as u64) as usize;
+                (len, !plan.has_more(&shared))
+            }
+            None => (shared.batch_size, false),
+        };
+        plan.sent += 1;
+        let position = match cursor {
+            Some(cursor) => cursor.position(first),
+            None => start.position + first * shared.world + shared.rank,
+        };
+        let ticket = self.ticket(number, first, position, last);
+        let mut filling = match slot.fill(ticket, len) {
+            Ok(filling) => filling,
+            Err(slot) => {
+                // Unreachable: the slot was waited for. Keep it, and go on.
+                self.waiting = Some(slot);
+                return Step::NoSlot;
+            }
+        };
+        let number_of_slot = filling.number();
+        let manifest = filling.manifest_mut();
+        match cursor {
+            Some(cursor) => {
+                let indices = &mut manifest.rows.indices[..len];
+                cursor.fill(&*shared.sampler, self.epoch, first, indices);
+                if len > 0 && cursor.is_padding(first + len as u64 - 1) {
+                    // Only a rank's last sample can be padding.
+                    manifest.padding_from = len - 1;
+                }
+                shared.work.hint(indices);
+            }
+            None => {
+                self.shared.feeder_waits(Some(Stage::Sample));
+                let (got, more) = self.pull(number_of_slot, position, &mut manifest.rows.indices);
+                self.shared.feeder_waits(None);
+                manifest.len = got;
+                manifest.padding_from = got;
+                if let (Some(plan), false) = (&mut self.plan, more) {
+                    plan.ended = true;
+                    if got == 0 || (got < len && shared.drop_last) {
+                        // The batch does not exist: its number of dispatch goes to the end of the epoch.
+                        plan.sent -= 1;
+                        self.seq -= 1;
+                        self.waiting = Some(filling.cancel());
+                        return Step::Sent;
+                    }
+                    filling.zero_tail();
+                }
+            }
+        }
+        let len = filling.manifest_mut().len;
+        let run = if inline { 1 } else { self.run_length(len) };
+        let claims = filling.split(run, self.outlet.clone());
+        shared.metrics.spend(Stage::Sample, begin.elapsed());
+        if inline {
+            return Step::Batch(claims.collect());
+        }
+        claims.for_each(|claim| shared.spawn(claim, 0));
+        Step::Batch(Vec::new())
+    }
+
+    /// Rows a task: one where samples are dear, many where they are cheap.
+    fn run_length(&self, len: usize) -> usize {
+        match self.shared.cost.load(Relaxed) {
+            0 => len.div_ceil(8 * self.shared.workers.max(1)),
+            cost => usize::try_from(TASK / cost).unwrap_or(1).clamp(1, len.max(1)),
+        }
+    }
+
+    /// Pulls this rank's next records of a sequence; how many came, and whether there may be more.
+    fn pull(&self, slot: usize, position: u64, indices: &mut [u64]) -> (usize, bool) {
+        let shared = &self.shared;
+        let own = |row: usize| position + row as u64 * shared.world;
+        for row in 0..indices.len() {
+            for other in 0..shared.world {
+                if shared.control.is_closed() {
+                    return (row, false);
+                }
+                if other == shared.rank {
+                    // An error of opening or pulling takes the row; `run` reports it there.
+                    if !shared.work.pull(slot, row).unwrap_or(false) {
+                        return (row, false);
+                    }
+                } else if !shared.work.skip() {
+                    // The round is not whole: dropped, or kept by the ranks that have theirs already.
+                    let mine = other > shared.rank && shared.remainder == Remainder::Uneven;
+                    return (row + usize::from(mine), false);
+                }
+            }
+            indices[row] = own(row);
+        }
+        (indices.len(), true)
+    }
+}
+
+enum Look {
+    Wait,
+    End,
+    Feed,
+}
+
+impl Plan {
+    fn new(shared: &Shared, start: Start) -> Result<Self> {
+        let mut plan = Self { start, cursor: None, at: 0, sent: 0, ended: false };
+        if shared.work.len().is_some() {
+            plan.cursor = Some(shared.cursor(start.position)?);
+            if let Some(order) = shared.replay(start.epoch) {
+                check_replay(order, start.number + plan.batches(shared), start)?;
+            }
+            return Ok(plan);
+        }
+        if !shared.work.open(start.epoch)? {
+            tracing::warn!(
+                "epoch {} is empty: the source can be read once, and has been; use `from_iter_fn` for more epochs",
+                start.epoch
+            );
+            plan.ended = true;
+            return Ok(plan);
+        }
+        if start.position > 0 && !shared.work.reopens() {
+            let text = format!("a source that can be read once can't go on at position {}", start.position);
+            return Err(Error::new(ErrorKind::NotResumable, text));
+        }
+        for _ in 0..start.position {
+            if shared.control.is_closed() || !shared.work.skip() {
+                plan.ended = true;
+                break;
+            }
+        }
+        Ok(plan)
+    }
+
+    /// Batches of the cursor.
+    fn batches(&self, shared: &Shared) -> u64 {
+        self.cursor.map_or(u64::MAX, |c| c.batches(shared.batch_size as u64, shared.drop_last))
+    }
+
+    /// The number of the `at`-th candidate: in order, or as a recorded permutation has it.
+    fn candidate(&self, shared: &Shared, at: u64) -> Option<u64> {
+        match (self.cursor, shared.replay(self.start.epoch)) {
+            (Some(_), Some(order)) => order.get(at as usize).copied(),
+            _ => (at < self.batches(shared)).then(|| self.start.number + at),
+        }
+    }
+
+    fn is_delivered(&self, number: u64) -> bool {
+        match number.checked_sub(self.start.number) {
+            None => true,
+            Some(k) => k < WINDOW && self.start.map >> k & 1 == 1,
+        }
+    }
+
+    fn has_more(&mut self, shared: &Shared) -> bool {
+        while let Some(number) = self.candidate(shared, self.at) {
+            if self.ended {
+                return false;
+            }
+            if !self.is_delivered(number) {
+                return true;
+            }
+            if self.cursor.is_none()
+                && !(0..shared.batch_size as u64 * shared.world).all(|_| shared.work.skip())
+            {
+                self.ended = true;
+            }
+            self.at += 1;
+        }
+        false
+    }
+
+    fn next(&mut self, shared: &Shared) -> Option<u64> {
+        self.has_more(shared).then(|| self.candidate(shared, self.at)).flatten().inspect(|_| self.at += 1)
+    }
+}
+
+/// A recorded order must be one of this epoch's batches.
+fn check_replay(order: &[u64], batches: u64, start: Start) -> Result<()> {
+    let distinct: HashSet<u64> = order.iter().copied().filter(|&n| n < batches).collect();
+    if distinct.len() as u64 == batches && order.len() as u64 == batches {
+        return Ok(());
+    }
+    let text = format!(
+        "the order to replay for epoch {} is no permutation of its {batches} batches: it has {} entries, {} of them distinct",
+        start.epoch,
+        order.len(),
+        distinct.len()
+    );
+    Err(Error::new(ErrorKind::InvalidConfig, text))
+}

@@ -1,0 +1,340 @@
+//! What the workers do: read and decode the rows of a claim, and deal with those that fail.
+
+use std::panic::{AssertUnwindSafe, catch_unwind};
+use std::sync::atomic::{AtomicU8, AtomicU64, Ordering::Relaxed};
+use std::sync::{Arc, Mutex};
+use std::time::{Duration, Instant};
+
+use super::Shared;
+use super::fault::Verdict;
+use crate::decode::{Decode, Sample, decode_row};
+use crate::error::{Error, ErrorKind, Place, Result, Stage};
+use crate::pool::{Claim, Fault, Outcome, Ticket};
+use crate::row::Rows;
+use crate::source::Source;
+use crate::spec::Field;
+use crate::sync::lock;
+
+/// A source and its decoder, with their types erased.
+pub(crate) trait Work: Send + Sync {
+    fn fields(&self) -> Result<Vec<Field>>;
+    fn len(&self) -> Option<u64>;
+    fn fingerprint(&self) -> u64;
+    fn reopens(&self) -> bool;
+    fn describe(&self, index: u64) -> Place;
+    fn hint(&self, upcoming: &[u64]);
+    /// Starts an epoch of a sequence; `false` where nothing is left of it.
+    fn open(&self, epoch: u64) -> Result<bool>;
+    /// Takes the next record of a sequence for a row of a host slot; `false` at the end. A record that can't be
+    /// had takes its row all the same.
+    fn pull(&self, slot: usize, row: usize) -> Result<bool>;
+    /// Takes the next record of a sequence and drops it; `false` at the end.
+    fn skip(&self) -> bool;
+    /// Fills the rows of `claim`. `attempt` is 0, or counts the attempts at its one row.
+    fn run(&self, shared: &Shared, claim: Claim, attempt: u32, worker: usize);
+}
+
+/// What a worker is at, for the message of a timeout. One writer each.
+#[derive(Debug, Default)]
+pub(crate) struct Status {
+    /// Nanoseconds since the loader's start, plus 1; 0 while idle.
+    since: AtomicU64,
+    seq: AtomicU64,
+    row: AtomicU64,
+    epoch: AtomicU64,
+    number: AtomicU64,
+    index: AtomicU64,
+    stage: AtomicU8,
+}
+
+const READING: u8 = 1;
+
+impl Status {
+    fn begin(&self, ticket: &Ticket) {
+        self.seq.store(ticket.seq, Relaxed);
+        self.epoch.store(ticket.epoch, Relaxed);
+        self.number.store(ticket.number, Relaxed);
+    }
+
+    fn row(&self, row: usize, index: u64, now: u64) {
+        self.row.store(row as u64, Relaxed);
+        self.index.store(index, Relaxed);
+        self.stage.store(0, Relaxed);
+        self.since.store(now + 1, Relaxed);
+    }
+
+    fn end(&self) {
+        self.since.store(0, Relaxed);
+    }
+
+    /// What sorts by age, since when (nanoseconds), and where; `None` while idle.
+    pub(crate) fn look(&self, worker: usize) -> Option<((u64, u64), u64, Place)> {
+        let since = self.since.load(Relaxed).checked_sub(1)?;
+        let row = self.row.load(Relaxed);
+        let stage = if self.stage.load(Relaxed) == READING { Stage::Read } else { Stage::Decode };
+        let place = Place {
+            epoch: Some(self.epoch.load(Relaxed)),
+            batch: Some(self.number.load(Relaxed)),
+            row: Some(row as usize),
+            worker: Some(worker),
+            stage: Some(stage),
+            ..Place::of_index(self.index.load(Relaxed))
+        };
+        Some(((self.seq.load(Relaxed), row), since, place))
+    }
+}
+
+pub(crate) struct Pair<S: Source, D: Decode<S>> {
+    source: S,
+    decode: D,
+    workers: Vec<Mutex<Scratch<S, D>>>,
+    /// A row's record of a sequence, `[host slots][capacity]`; empty for indexed sources.
+    pulled: Vec<Vec<Mutex<Pulled<S>>>>,
+}
+
+struct Scratch<S: Source, D: Decode<S>> {
+    source: S::Scratch,
+    decode: D::Scratch,
+}
+
+impl<S: Source, D: Decode<S>> Default for Scratch<S, D> {
+    fn default() -> Self {
+        Self { source: Default::default(), decode: Default::default() }
+    }
+}
+
+struct Pulled<S: Source> {
+    scratch: S::Scratch,
+    error: Option<Error>,
+}
+
+impl<S: Source, D: Decode<S>> Pair<S, D> {
+    pub(crate) fn new(source: S, decode: D, workers: usize, host_slots: usize, capacity: usize) -> Self {
+        let pulled = |_| Mutex::new(Pulled { scratch: Default::default(), error: None });
+        let slots = if source.len().is_none() { host_slots } else { 0 };
+        Self {
+            workers: (0..workers.max(1)).map(|_| Mutex::default()).collect(),
+            pulled: (0..slots).map(|_| (0..capacity).map(pulled).collect()).collect(),
+            source,
+            decode,
+        }
+    }
+
+    /// One attempt at one row.
+    fn attempt(
+        &self,
+        seat: &mut Seat<'_>,
+        scratch: &mut Scratch<S, D>,
+        rows: &mut Rows<'_>,
+        k: usize,
+    ) -> Result<()> {
+        let key = [seat.seed, seat.ticket.epoch, rows.index(k)];
+        let mut pulled = match self.pulled.get(seat.slot).and_then(|rows_of| rows_of.get(rows.number(k))) {
+            Some(cell) => Some(lock(cell)),
+            None => None,
+        };
+        let record = match &mut pulled {
+            None => &mut scratch.source,
+            Some(pulled) => match pulled.error.take() {
+                Some(error) => return Err(error),
+                None => &mut pulled.scratch,
+            },
+        };
+        let mut row = rows.row(k);
+        let clock = seat.timed.then_some(&mut seat.reading);
+        let mut sample = Sample::new(&self.source, record, key, clock, &seat.status.stage);
+        // Unwind safety: after a panic the row is cleared or written anew, and both scratches are replaced.
+        let result = catch_unwind(AssertUnwindSafe(|| {
+            decode_row(&self.decode, &mut sample, &mut scratch.decode, &mut row)
+        }));
+        result.unwrap_or_else(|payload| {
+            scratch.decode = D::Scratch::default();
+            if pulled.is_none() {
+                scratch.source = S::Scratch::default();
+            }
+            Err(Error::from_panic(&*payload))
+        })
+    }
+}
+
+/// What stays the same over the rows of a run.
+struct Seat<'a> {
+    seed: u64,
+    ticket: Ticket,
+    slot: usize,
+    status: &'a Status,
+    timed: bool,
+    reading: Duration,
+}
+
+/// Above this cost a row is timed by itself, in nanoseconds.
+const DEAR: u64 = 5_000;
+
+impl<S: Source, D: Decode<S>> Work for Pair<S, D> {
+    fn fields(&self) -> Result<Vec<Field>> {
+        self.decode.fields(&self.source)
+    }
+
+    fn len(&self) -> Option<u64> {
+        self.source.len()
+    }
+
+    fn fingerprint(&self) -> u64 {
+        self.source.fingerprint()
+    }
+
+    fn reopens(&self) -> bool {
+        self.source.reopens()
+    }
+
+    fn describe(&self, index: u64) -> Place {
+        self.source.describe(index)
+    }
+
+    fn hint(&self, upcoming: &[u64]) {
+        self.source.hint(upcoming);
+    }
+
+    fn open(&self, epoch: u64) -> Result<bool> {
+        guard(|| self.source.open(epoch))
+    }
+
+    fn pull(&self, slot: usize, row: usize) -> Result<bool> {
+        let Some(cell) = self.pulled.get(slot).and_then(|rows| rows.get(row)) else {
+            return Err(Error::new(ErrorKind::NotResumable, "an indexed source is read by index"));
+        };
+        let mut pulled = lock(cell);
+        pulled.error = None;
+        match guard(|| self.source.pull(&mut pulled.scratch)) {
+            Ok(more) => Ok(more),
+            Err(error) => {
+                pulled.error = Some(error);
+                Ok(true)
+            }
+        }
+    }
+
+    fn skip(&self) -> bool {
+        guard(|| self.source.pull(&mut S::Scratch::default())).unwrap_or(true)
+    }
+
+    fn run(&self, shared: &Shared, mut claim: Claim, mut attempt: u32, worker: usize) {
+        let (Some(cell), Some(status)) = (self.workers.get(worker), shared.statuses.get(worker)) else {
+            return;
+        };
+        let mut scratch = lock(cell);
+        let (ticket, rows_in_all) = (claim.ticket(), claim.len());
+        status.begin(&ticket);
+        let mut seat = Seat {
+            seed: shared.seed,
+            ticket,
+            slot: claim.slot(),
+            status,
+            timed: true,
+            reading: Duration::ZERO,
+        };
+        let start = Instant::now();
+        let (mut timed, mut now) = (Duration::ZERO, start);
+        let dear = shared.cost.load(Relaxed) >= DEAR;
+        let mut k = 0;
+        'rows: while k < claim.len() {
+            if shared.control.is_stale(&ticket) {
+                break;
+            }
+            let mut rows = claim.rows();
+            status.row(rows.number(k), rows.index(k), shared.nanos(now));
+            if attempt == 0 {
+                rows.row(k).begin();
+            }
+            loop {
+                let error = match self.attempt(&mut seat, &mut scratch, &mut rows, k) {
+                    Ok(()) => {
+                        rows.set_valid(k, true);
+                        break;
+                    }
+                    Err(error) => error,
+                };
+                let (row, index) = (rows.number(k), rows.index(k));
+                let stage = if status.stage.load(Relaxed) == READING { Stage::Read } else { Stage::Decode };
+                let mut place = Place {
+                    epoch: Some(ticket.epoch),
+                    batch: Some(ticket.number),
+                    row: Some(row),
+                    ..Place::default()
+                };
+                place.stage = Some(stage);
+                place.worker = Some(worker);
+                let error = error.at(self.source.describe(index)).at(Place::of_index(index)).at(place);
+                let position = ticket.position + row as u64 * shared.world;
+                let verdict = shared.on_error.judge(
+                    attempt,
+                    [shared.seed, ticket.epoch, position],
+                    self.len().unwrap_or(0),
+                );
+                rows.row(k).clear();
+                rows.set_valid(k, false);
+                let outcome = match verdict {
+                    Verdict::GiveUp => Outcome::Failed,
+                    Verdict::Again(_) => Outcome::Retried,
+                    Verdict::Replace(other) => {
+                        rows.set_index(k, other);
+                        Outcome::Replaced
+                    }
+                };
+                claim.fault(Fault { row, attempt, outcome, error });
+                match verdict {
+                    Verdict::GiveUp => break,
+                    Verdict::Again(pause) if !pause.is_zero() => {
+                        let (one, rest) = claim.split_off(k);
+                        claim = rest;
+                        k = 0;
+                        shared.retry_later(one, attempt + 1, pause);
+                        attempt = 0;
+                        continue 'rows;
+                    }
+                    _ => attempt += 1,
+                }
+                rows = claim.rows();
+            }
+            attempt = 0;
+            k += 1;
+            if seat.timed {
+                let last = std::mem::replace(&mut now, Instant::now());
+                timed += now - last;
+                seat.timed = dear;
+            }
+        }
+        status.end();
+        drop(scratch);
+        shared.account(start.elapsed(), rows_in_all, seat.reading, timed);
+    }
+}
+
+/// Runs user code outside a row; a panic becomes an error.
+fn guard<T>(code: impl FnOnce() -> Result<T>) -> Result<T> {
+    catch_unwind(AssertUnwindSafe(code)).unwrap_or_else(|payload| Err(Error::from_panic(&*payload)))
+}
+
+impl Shared {
+    /// Gives a claim to the pool.
+    pub(crate) fn spawn(self: &Arc<Self>, claim: Claim, attempt: u32) {
+        let Some(pool) = &self.pool else { return self.work.run(self, claim, attempt, 0) };
+        let shared = self.clone();
+        pool.spawn(move || {
+            let worker = rayon::current_thread_index().unwrap_or(0);
+            shared.work.run(&shared, claim, attempt, worker);
+        });
+    }
+
+    /// Books the time of a run of rows: what share of the timed rows was reading goes for all of them.
+    fn account(&self, all: Duration, rows: usize, reading: Duration, timed: Duration) {
+        let share = if timed.is_zero() { 0.0 } else { reading.as_secs_f64() / timed.as_secs_f64() };
+        let read = all.mul_f64(share.min(1.0));
+        self.metrics.spend(Stage::Read, read);
+        self.metrics.spend(Stage::Decode, all.saturating_sub(read));
+        let cost = u64::try_from(all.as_nanos()).unwrap_or(u64::MAX) / rows.max(1) as u64;
+        let old = self.cost.load(Relaxed);
+        // A moving average over about eight runs; a race between two workers loses one of them, no more.
+        self.cost.store(if old == 0 { cost.max(1) } else { (old - old / 8 + cost / 8).max(1) }, Relaxed);
+    }
+}
