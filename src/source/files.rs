@@ -10,7 +10,7 @@ use super::path_list::PathList;
 use crate::error::{Error, ErrorKind, Place, Result};
 
 /// Up to so many files are kept open, if a quarter of the process's limit allows.
-const KEPT: usize = 256;
+const KEPT: usize = 1024;
 /// Of more files so many stay open at a time; readers hold one more each while they read.
 const SLOTS: usize = 16;
 
