@@ -78,7 +78,7 @@ impl From<usize> for RecordLayout {
 ///
 /// Files are read by position (one `pread`, or one `preadv` where the parts follow one another), or copied from
 /// a memory map. Up to 1,024 files, or a quarter of the process's limit, stay open all the time and are read
-/// without a lock. Of more files 16 stay open, and one a reader while it reads.
+/// without a lock. Of more files 16 stay open, and up to two a reader while it reads.
 ///
 /// The kernel's read-ahead keeps its defaults, which serve sequential reads and leave random ones alone; what will
 /// be read at random is told by [`Source::hint`]. On a warm cache a hint costs next to nothing.
