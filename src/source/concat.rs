@@ -49,12 +49,18 @@ impl<S: Source> Concat<S> {
         self.firsts.last().copied().unwrap_or(0)
     }
 
-    /// The source that holds `index`, and the index within it.
-    fn locate(&self, index: u64) -> Result<(&S, u64)> {
-        // Behind the last source that starts at or before the index; empty sources start where the next does.
-        let after = self.firsts.partition_point(|&first| first <= index);
-        let found =
-            after.checked_sub(1).and_then(|at| Some((self.sources.get(at)?, index - self.firsts[at])));
+    /// The number of the source that holds `index`, and the index within it.
+    fn locate(&self, index: u64) -> Option<(usize, u64)> {
+        if index >= self.total() {
+            return None;
+        }
+        // The last source that starts at or before the index: empty ones start where the next one does.
+        let at = self.firsts.partition_point(|&first| first <= index).checked_sub(1)?;
+        Some((at, index - self.firsts.get(at)?))
+    }
+
+    fn found(&self, index: u64) -> Result<(&S, u64)> {
+        let found = self.locate(index).and_then(|(at, inner)| Some((self.sources.get(at)?, inner)));
         found.ok_or_else(|| out_of_range(index, self.total()))
     }
 }
@@ -73,29 +79,25 @@ impl<S: Source> Source for Concat<S> {
     }
 
     fn describe(&self, index: u64) -> Place {
-        let inner = self.locate(index).map(|(source, inner)| source.describe(inner));
+        let inner = self.found(index).map(|(source, inner)| source.describe(inner));
         Place { index: Some(index), ..inner.unwrap_or_default() }
     }
 
     fn read<'a>(&'a self, index: u64, scratch: &'a mut S::Scratch) -> Result<&'a S::Record> {
-        let (source, inner) = self.locate(index)?;
+        let (source, inner) = self.found(index)?;
         source.read(inner, scratch).map_err(|e| renumbered(e, index))
     }
 
     fn hint(&self, upcoming: &[u64]) {
         // Runs that lie in one source go there together; the order stays.
-        let mut run = Vec::with_capacity(upcoming.len());
-        let mut of: Option<&S> = None;
-        for (source, inner) in upcoming.iter().filter_map(|&index| self.locate(index).ok()) {
-            if let Some(last) = of.filter(|last| !std::ptr::eq(*last, source)) {
-                last.hint(&run);
-                run.clear();
+        let located: Vec<(usize, u64)> = upcoming.iter().filter_map(|&index| self.locate(index)).collect();
+        let mut inner = Vec::with_capacity(located.len());
+        for run in located.chunk_by(|a, b| a.0 == b.0) {
+            inner.clear();
+            inner.extend(run.iter().map(|&(_, index)| index));
+            if let Some(source) = run.first().and_then(|&(at, _)| self.sources.get(at)) {
+                source.hint(&inner);
             }
-            of = Some(source);
-            run.push(inner);
-        }
-        if let Some(last) = of {
-            last.hint(&run);
         }
     }
 }
@@ -112,7 +114,7 @@ impl<S: Records> Records for Concat<S> {
             let text = "the joined sources have records of different parts";
             return Err(Error::new(ErrorKind::InvalidConfig, text).at(Place::of_index(index)));
         }
-        let (source, inner) = self.locate(index)?;
+        let (source, inner) = self.found(index)?;
         source.read_into(inner, rows).map_err(|e| renumbered(e, index))
     }
 }

@@ -10,8 +10,9 @@ use super::path_list::PathList;
 use crate::error::{Error, ErrorKind, Place, Result};
 
 /// Up to so many files are kept open, if a quarter of the process's limit allows.
-const KEPT: usize = 256;
-/// Of more files so many stay open at a time; readers hold one more each while they read.
+const KEPT: usize = 1024;
+/// Of more files so many stay open at a time. A reader holds the one it reads, and for a moment the one that
+/// it evicts.
 const SLOTS: usize = 16;
 
 /// What a file was when it was opened first.
@@ -43,7 +44,7 @@ pub(super) struct Files {
 #[derive(Debug)]
 enum Open {
     All(Vec<File>),
-    Some(Box<[Slot]>),
+    Some(Box<[Slot; SLOTS]>),
 }
 
 /// The file of one number, or none.
@@ -119,7 +120,7 @@ impl Files {
             files.stamps.push(stamp);
             match &mut files.open {
                 Open::All(kept) if kept.len() < most => kept.push(file),
-                Open::All(_) => files.open = Open::Some((0..SLOTS).map(|_| Mutex::new(None)).collect()),
+                Open::All(_) => files.open = Open::Some(Box::default()),
                 Open::Some(_) => {}
             }
         }
@@ -138,13 +139,13 @@ impl Files {
             }
             Open::Some(slots) => slots,
         };
-        let slot = &slots[number % slots.len()];
+        let slot = &slots[number % SLOTS];
         if let Some((_, file)) = lock(slot).as_ref().filter(|(open, _)| *open == number) {
             return Ok(Handle::Shared(Arc::clone(file)));
         }
         let path = self.paths.get(number);
         let (file, stamp) = open(path)?;
-        if stamp != self.stamps[number] {
+        if Some(&stamp) != self.stamps.get(number) {
             return Err(self.changed(number, None, Some(stamp)));
         }
         let file = Arc::new(file);

@@ -5,7 +5,7 @@
 //! | values in memory | [`from_vec`] |
 //! | made by a function of the index | [`from_fn`] |
 //! | fixed-size records in one or many files | [`RecordFile`] |
-//! | whatever an iterator gives, in its order | [`from_iter`], [`from_iter_fn`], [`try_from_iter`], [`try_from_iter_fn`] |
+//! | what an iterator gives, in its order | [`from_iter`], [`try_from_iter`]; opened anew: [`from_iter_fn`], [`try_from_iter_fn`] |
 //!
 //! [`SourceExt`] and [`concat()`] select from sources and join them; what they make is a source again.
 

@@ -1,9 +1,9 @@
 //! When to tell the kernel which bytes of a file will be read.
 //!
-//! On a warm page cache a `fadvise(WILLNEED)` does nothing, but its price grows with its length: it looks up every
-//! page. Asking whether one byte is resident costs a fraction of that. So each run of neighbouring records is
-//! asked about first and advised only if it is not there; and once many runs on end were there, only one in
-//! [`SPARSE`] is asked about, until one is found missing.
+//! On a warm page cache a `fadvise(WILLNEED)` does nothing, but it looks up every page: for a record of
+//! 150,528 bytes, which takes 30 µs to read, it took 4 µs; to ask whether one byte is resident took 1 µs. So each
+//! run of neighbouring records is asked about first and advised only if it is not there; and once many runs
+//! on end were there, only one in [`SPARSE`] is asked about, until one is found missing. That took 0.03 µs a record.
 
 use std::fs::File;
 use std::ops::Range;

@@ -61,8 +61,8 @@ impl<S: Source> ShuffleBuffer<S> {
             if self.source.pull(&mut record)? {
                 if state.buffer.len() == state.buffer.capacity() {
                     // Doubles, but never past the capacity.
-                    let more =
-                        state.buffer.len().clamp(16, usize::MAX).min(self.capacity - state.buffer.len());
+                    let held = state.buffer.len();
+                    let more = held.max(16).min(self.capacity - held);
                     state.buffer.reserve_exact(more);
                 }
                 state.buffer.push(record);
@@ -238,13 +238,25 @@ mod tests {
     }
 
     #[test]
+    fn a_panic_in_the_sequence_loses_one_record_only() {
+        let source =
+            from_iter((0..6u64).inspect(|&i| assert_ne!(i, 2, "boom"))).shuffle_buffer(4, 1).unwrap();
+        assert!(source.open(0).unwrap());
+        let pull = std::panic::AssertUnwindSafe(|| source.pull(&mut None));
+        assert!(std::panic::catch_unwind(pull).is_err());
+        let mut all: Vec<u64> = pull_all(&source).into_iter().map(Result::unwrap).collect();
+        all.sort_unstable();
+        assert_eq!(all, [0, 1, 3, 4, 5]);
+    }
+
+    #[test]
     fn errors_pass_and_an_indexed_source_is_refused() {
         let items = (0..6u64).map(|i| if i % 3 == 1 { Err(anyhow::anyhow!("bad {i}")) } else { Ok(i) });
         let source = try_from_iter(items).shuffle_buffer(3, 1).unwrap();
         assert!(source.open(0).unwrap());
         let (good, bad): (Vec<_>, Vec<_>) = pull_all(&source).into_iter().partition(Result::is_ok);
         assert_eq!((good.len(), bad), (4, vec![Err("bad 1".to_string()), Err("bad 4".to_string())]));
-        let e = from_fn(3, |i| Ok(i)).shuffle_buffer(2, 0).map(drop).unwrap_err();
+        let e = from_fn(3, Ok).shuffle_buffer(2, 0).map(drop).unwrap_err();
         assert_eq!(e.kind(), ErrorKind::InvalidArgument);
     }
 }
