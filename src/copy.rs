@@ -3,8 +3,9 @@
 //! An ordinary store first reads the line it overwrites and pushes out others; a non-temporal store
 //! writes full lines to memory and leaves the caches to the decoder.
 
-/// From this length on [`copy`] bypasses the caches. Below it the store buffers are not kept full for
-/// long enough to pay for the drain at the fence.
+/// From this length on [`copy`] bypasses the caches. Measured on a server core, rows out of a cached source
+/// into a slot of 128 MiB (test `rate`): 512 B to 2 KiB about even, 4 KiB 1.2 to 1.6 times as fast as a plain
+/// copy, 8 KiB to 1 MiB twice.
 #[cfg(all(target_arch = "x86_64", not(miri), not(loom)))]
 const STREAM_FROM: usize = 4 << 10;
 

@@ -38,8 +38,14 @@ impl Pages {
         self.0.as_mut_ptr()
     }
 
+    #[cfg(unix)]
     fn lock(&self) -> std::io::Result<()> {
         self.0.lock()
+    }
+
+    #[cfg(not(unix))]
+    fn lock(&self) -> std::io::Result<()> {
+        Err(std::io::ErrorKind::Unsupported.into())
     }
 }
 
@@ -94,7 +100,7 @@ impl Locking {
     /// Locks `pages`, or says once for the device why that can't be had. Attempts are serialised, so that a
     /// refusal is met by one call only.
     fn try_lock(&self, device: &Shared, pages: &Pages, bytes: usize) -> bool {
-        if !device.options.lock || cfg!(miri) {
+        if !device.options.lock {
             return false;
         }
         let mut refused = lock(&self.0);

@@ -64,6 +64,7 @@ fn a_panic_lets_what_follows_pass_and_is_returned_once() {
 }
 
 #[test]
+#[cfg_attr(miri, ignore = "leaks on purpose")]
 fn a_payload_that_panics_when_dropped_does_not_end_the_stream() {
     struct Mine;
     impl Drop for Mine {
@@ -119,25 +120,16 @@ fn the_host_never_waits_for_a_copy() {
     assert!(device.counters().copy_busy >= 200 * MS);
 }
 
-/// The time that a copy takes, between two records around it.
-fn copy_takes(device: &Device, len: usize) -> Duration {
-    let stream = device.new_stream().unwrap();
-    let (src, on_device) = (filled(device, len, 1), device.device_buffer(len).unwrap());
-    let start = mark(&stream);
-    up(&stream, &on_device, &src);
-    let end = mark(&stream);
-    passes(&end);
-    end.elapsed_since(&start).unwrap()
-}
-
 #[test]
 fn a_copy_takes_the_time_of_the_link_and_streams_share_it() {
-    // 1 MB at 0.05 GB/s: 20 ms; the clock starts when the copy is enqueued, hence the allowance.
+    // 1 MB at 0.05 GB/s: 20 ms.
     let device = Device::cpu_with(CpuOptions::default().link_gbps(0.05).lock(false));
-    let took = copy_takes(&device, 1_000_000);
-    assert!(took >= 19 * MS, "{took:?}");
     let streams = [(); 3].map(|()| device.new_stream().unwrap());
     let (src, on_device) = (filled(&device, 1_000_000, 1), [(); 3].map(|()| device.device_buffer(1_000_000)));
+    let start = Instant::now();
+    up(&streams[0], on_device[0].as_ref().unwrap(), &src);
+    drain(&streams[0]);
+    assert!(start.elapsed() >= 20 * MS, "{:?} for a copy of 20 ms", start.elapsed());
     let start = Instant::now();
     for (stream, dst) in streams.iter().zip(&on_device) {
         up(stream, dst.as_ref().unwrap(), &src);
@@ -210,6 +202,7 @@ impl AddressOf {
 }
 
 #[test]
+#[cfg_attr(miri, ignore = "real time")]
 fn copies_overlap_work_on_another_stream() {
     // 20 batches of a 10 ms copy and 10 ms of work, in two device buffers as a loader has them.
     let device = Device::cpu_with(CpuOptions::default().copy_time(10 * MS));
