@@ -1,7 +1,7 @@
 //! A shuffle that reads whole blocks of neighbours.
 
 use super::permutation::Permutation;
-use super::{Sampler, check, write_positions};
+use super::{Sampler, write_positions};
 use crate::random::key;
 
 /// Every sample once an epoch, shuffled so that samples that lie together are read together.
@@ -86,9 +86,18 @@ struct Window {
 }
 
 impl Window {
-    fn index(&self, layout: &Layout, position: u64) -> u64 {
-        let (slot, offset) = layout.slot_of(self.start + self.order.apply(position - self.start));
-        layout.order.apply(slot) * layout.block + offset
+    /// Replaces positions within this window by indices.
+    fn map(&self, layout: &Layout, positions: &mut [u64]) {
+        let mut offsets = [0; 64];
+        for chunk in positions.chunks_mut(offsets.len()) {
+            chunk.iter_mut().for_each(|x| *x -= self.start);
+            self.order.apply_all(chunk);
+            for (x, offset) in chunk.iter_mut().zip(&mut offsets) {
+                (*x, *offset) = layout.slot_of(self.start + *x);
+            }
+            layout.order.apply_all(chunk);
+            chunk.iter_mut().zip(offsets).for_each(|(x, offset)| *x = *x * layout.block + offset);
+        }
     }
 }
 
@@ -98,21 +107,21 @@ impl Sampler for BlockShuffle {
     }
 
     fn index(&self, epoch: u64, position: u64) -> u64 {
-        check(position, self.len);
-        let layout = self.layout(epoch);
-        self.window(epoch, &layout, position).index(&layout, position)
+        let mut one = [position];
+        self.fill(epoch, position, 1, &mut one);
+        one[0]
     }
 
     fn fill(&self, epoch: u64, start: u64, step: u64, out: &mut [u64]) {
         write_positions(start, step, self.len, out);
-        let Some(&first) = out.first() else { return };
         let layout = self.layout(epoch);
-        let mut window = self.window(epoch, &layout, first);
-        for slot in out {
-            if *slot >= window.end {
-                window = self.window(epoch, &layout, *slot);
-            }
-            *slot = window.index(&layout, *slot);
+        let mut rest = out;
+        while let Some(&first) = rest.first() {
+            let window = self.window(epoch, &layout, first);
+            let inside = rest.partition_point(|&position| position < window.end);
+            let (head, tail) = rest.split_at_mut(inside);
+            window.map(&layout, head);
+            rest = tail;
         }
     }
 

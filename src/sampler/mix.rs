@@ -2,7 +2,7 @@
 
 use super::permutation::Permutation;
 use super::weighted::check_weights;
-use super::{Sampler, check, write_positions};
+use super::{Sampler, write_positions};
 use crate::error::{Error, ErrorKind, Result};
 use crate::random::key;
 
@@ -32,11 +32,11 @@ struct Part {
     end: u64,
 }
 
-/// A part's order in one pass over it.
+/// A part's order in one pass over it, which begins when `start` of its samples have come in all.
 #[derive(Clone, Copy)]
 struct Walk {
     part: usize,
-    pass: u128,
+    start: u128,
     order: Permutation,
 }
 
@@ -99,18 +99,18 @@ impl Mix {
         Permutation::new(self.block, key(&[Self::KIND, self.seed, epoch, block]))
     }
 
-    fn walk(&self, part: usize, pass: u128) -> Walk {
-        let parts = [Self::KIND, self.seed, part as u64, pass as u64, (pass >> 64) as u64];
-        Walk { part, pass, order: Permutation::new(self.parts[part].len, key(&parts)) }
+    /// The walk in which part `number` is when `walked` of its samples have come.
+    fn walk(&self, number: usize, walked: u128) -> Walk {
+        let len = self.parts[number].len;
+        let pass = walked / u128::from(len);
+        let seed = [Self::KIND, self.seed, number as u64, pass as u64, (pass >> 64) as u64];
+        Walk { part: number, start: pass * u128::from(len), order: Permutation::new(len, key(&seed)) }
     }
 
-    /// The part that has `place` of block `block`, and how many of its samples came before in all epochs.
-    fn part_of(&self, epoch: u64, block: u64, place: u64) -> (usize, u128) {
+    /// The part that has `place` of a block, and how many of its samples have come when `rounds` blocks have.
+    fn part_at(&self, rounds: u128, place: u64) -> (usize, u128) {
         let number = self.parts.partition_point(|part| part.end <= place);
         let part = &self.parts[number];
-        let blocks = self.len.div_ceil(self.block);
-        // Below 2^64 · (2^63 + 2^32), by the limits on both lengths.
-        let rounds = u128::from(epoch) * u128::from(blocks) + u128::from(block);
         (number, rounds * u128::from(part.quota) + u128::from(place - (part.end - part.quota)))
     }
 }
@@ -145,35 +145,38 @@ impl Sampler for Mix {
     }
 
     fn index(&self, epoch: u64, position: u64) -> u64 {
-        check(position, self.len);
-        let block = position / self.block;
-        let place = self.arrangement(epoch, block).apply(position % self.block);
-        let (number, walked) = self.part_of(epoch, block, place);
-        let part = &self.parts[number];
-        let len = u128::from(part.len);
-        part.offset + self.walk(number, walked / len).order.apply((walked % len) as u64)
+        let mut one = [position];
+        self.fill(epoch, position, 1, &mut one);
+        one[0]
     }
 
     fn fill(&self, epoch: u64, start: u64, step: u64, out: &mut [u64]) {
         write_positions(start, step, self.len, out);
-        let Some(&first) = out.first() else { return };
-        let mut block = first / self.block;
-        let mut arrangement = self.arrangement(epoch, block);
-        let mut walks = [None; WALKS];
-        for slot in out {
-            let position = *slot;
-            if position / self.block != block {
-                block = position / self.block;
-                arrangement = self.arrangement(epoch, block);
+        let blocks = self.len.div_ceil(self.block);
+        let mut walks: [Option<Walk>; WALKS] = [None; WALKS];
+        let mut rest = out;
+        while let Some(&first) = rest.first() {
+            let block = first / self.block;
+            let begin = block * self.block;
+            let inside = rest.partition_point(|&position| position - begin < self.block);
+            let (places, tail) = rest.split_at_mut(inside);
+            places.iter_mut().for_each(|position| *position -= begin);
+            self.arrangement(epoch, block).apply_all(places);
+            // Times a quota this stays below 2^64 · (2^63 + 2^32), by the limits on both lengths.
+            let rounds = u128::from(epoch) * u128::from(blocks) + u128::from(block);
+            for place in places {
+                let (number, walked) = self.part_at(rounds, *place);
+                let part = &self.parts[number];
+                let is_on =
+                    |w: &Walk| w.part == number && walked.wrapping_sub(w.start) < u128::from(part.len);
+                let kept = &mut walks[number % WALKS];
+                let walk = match kept {
+                    Some(walk) if is_on(walk) => walk,
+                    _ => kept.insert(self.walk(number, walked)),
+                };
+                *place = part.offset + walk.order.apply((walked - walk.start) as u64);
             }
-            let (number, walked) = self.part_of(epoch, block, arrangement.apply(position % self.block));
-            let part = &self.parts[number];
-            let (pass, within) = (walked / u128::from(part.len), walked % u128::from(part.len));
-            let walk = match &mut walks[number % WALKS] {
-                Some(kept @ Walk { .. }) if (kept.part, kept.pass) == (number, pass) => kept,
-                other => other.insert(self.walk(number, pass)),
-            };
-            *slot = part.offset + walk.order.apply(within as u64);
+            rest = tail;
         }
     }
 
