@@ -10,7 +10,7 @@ use crate::spec::{BatchSpec, Column, Element, FieldKind, MAX_FIELDS, ROW_ALIGN, 
 /// How a field is named in a call: by its name, or (a little faster) by its place among the decoder's fields.
 pub trait FieldKey: sealed::Sealed + Copy {
     #[doc(hidden)]
-    fn find<'s>(&self, spec: &'s BatchSpec) -> Result<(usize, &'s Column)>;
+    fn number(self, spec: &BatchSpec) -> Result<usize>;
 }
 
 mod sealed {
@@ -20,20 +20,27 @@ mod sealed {
 }
 
 impl FieldKey for &str {
-    fn find<'s>(&self, spec: &'s BatchSpec) -> Result<(usize, &'s Column)> {
-        let column = spec.column(self)?;
-        let number = spec.columns().iter().position(|c| std::ptr::eq(c, column)).unwrap_or_default();
-        Ok((number, column))
+    fn number(self, spec: &BatchSpec) -> Result<usize> {
+        match spec.columns().iter().position(|c| c.field.name() == self) {
+            Some(number) => Ok(number),
+            None => spec.column(self).map(|_| 0),
+        }
     }
 }
 
 impl FieldKey for usize {
-    fn find<'s>(&self, spec: &'s BatchSpec) -> Result<(usize, &'s Column)> {
-        spec.columns().get(*self).map(|c| (*self, c)).ok_or_else(|| {
-            let text = format!("field number {self} of {}", spec.columns().len());
-            Error::new(ErrorKind::InvalidArgument, text)
-        })
+    fn number(self, spec: &BatchSpec) -> Result<usize> {
+        if self < spec.columns().len() {
+            return Ok(self);
+        }
+        let text = format!("field number {self} of {}", spec.columns().len());
+        Err(Error::new(ErrorKind::InvalidArgument, text))
     }
+}
+
+fn find(spec: &BatchSpec, field: impl FieldKey) -> Result<(usize, &Column)> {
+    let number = field.number(spec)?;
+    Ok((number, &spec.columns()[number]))
 }
 
 /// Where a ragged row lies: byte offset within the heap, length in elements, and what was reserved for it.
@@ -220,13 +227,14 @@ impl Row<'_> {
     /// As [`Row::set`]; [`ErrorKind::ShapeMismatch`] where the number of elements differs.
     #[inline]
     pub fn copy<T: Element>(&mut self, field: impl FieldKey, values: &[T]) -> Result<()> {
-        let (number, column) = field.find(self.spec)?;
+        let (number, column) = find(self.spec, field)?;
         column.expect::<T>()?;
         let (to, row_bytes) = self.fixed(column)?;
         let from = bytes_of(values);
         if from.len() != row_bytes {
             return Err(self.shape_mismatch(column, &[values.len()]));
         }
+        self.settle(number);
         // SAFETY: `fixed` gives this row's bytes of the column, `row_bytes` of them, ours by `Rows::claim`; the
         // source is a live slice, which can't overlap memory that is exclusively ours.
         unsafe { crate::copy::copy(to, from.as_ptr(), from.len()) };
@@ -244,7 +252,7 @@ impl Row<'_> {
         shape: &[usize],
         values: &[T],
     ) -> Result<()> {
-        let (number, column) = field.find(self.spec)?;
+        let (number, column) = find(self.spec, field)?;
         match &column.field.kind() {
             FieldKind::Fixed { shape: expected } if expected != shape => {
                 Err(self.shape_mismatch(column, shape))
@@ -258,7 +266,7 @@ impl Row<'_> {
     /// # Errors
     /// As [`Row::set`], for any shape.
     pub fn slice<T: Element>(&mut self, field: impl FieldKey) -> Result<&mut [T]> {
-        let (number, column) = field.find(self.spec)?;
+        let (number, column) = find(self.spec, field)?;
         column.expect::<T>()?;
         let bytes = self.column_bytes(number, column)?;
         bytes.fill(0);
@@ -274,14 +282,14 @@ impl Row<'_> {
     /// # Errors
     /// As [`Row::slice`].
     pub fn overwrite(&mut self, field: impl FieldKey) -> Result<&mut [u8]> {
-        let (number, column) = field.find(self.spec)?;
+        let (number, column) = find(self.spec, field)?;
         self.column_bytes(number, column)
     }
 
     /// The bytes of the first `n` fields at once, as [`Row::overwrite`] gives each.
     pub(crate) fn overwrite_first<'s>(&'s mut self, n: usize, out: &mut [&'s mut [u8]]) -> Result<()> {
         for (number, slot) in out.iter_mut().enumerate().take(n) {
-            let (_, column) = number.find(self.spec)?;
+            let (_, column) = find(self.spec, number)?;
             let (to, bytes) = self.fixed(column)?;
             // SAFETY: as in `column_bytes`; different columns don't overlap, and all borrow `self` for 's.
             *slot = unsafe { std::slice::from_raw_parts_mut(to, bytes) };
@@ -296,7 +304,7 @@ impl Row<'_> {
     /// # Errors
     /// [`ErrorKind::LimitExceeded`] for a row over `max_row` (naming the index), or a batch over its heap.
     pub fn ragged<T: Element>(&mut self, field: impl FieldKey, len: usize) -> Result<&mut [T]> {
-        let (number, column) = field.find(self.spec)?;
+        let (number, column) = find(self.spec, field)?;
         column.expect::<T>()?;
         let FieldKind::Ragged { max_row } = *column.field.kind() else {
             let text =
@@ -348,7 +356,7 @@ impl Row<'_> {
     /// # Errors
     /// [`ErrorKind::InvalidArgument`] for an unknown field or one that is no text.
     pub fn text(&mut self, field: impl FieldKey) -> Result<&mut String> {
-        let (number, column) = field.find(self.spec)?;
+        let (number, column) = find(self.spec, field)?;
         if *column.field.kind() != FieldKind::Host {
             let text = format!("field {} is no text", column.field);
             return Err(Error::new(ErrorKind::InvalidArgument, text));
@@ -372,6 +380,8 @@ impl Row<'_> {
 
     /// Makes a hole of the row: zero bytes, no elements, no text.
     pub(crate) fn clear(&mut self) {
+        // What a failed attempt has copied may have gone past the caches.
+        crate::copy::fence();
         for column in self.spec.columns() {
             match column.field.kind() {
                 FieldKind::Host => self.text[column.ordinal].clear(),
@@ -404,8 +414,16 @@ impl Row<'_> {
         self.written = 0;
     }
 
+    /// Before a field is touched again: the copy that wrote it may have gone past the caches.
+    fn settle(&self, number: usize) {
+        if self.written >> number & 1 == 1 {
+            crate::copy::fence();
+        }
+    }
+
     fn column_bytes(&mut self, number: usize, column: &Column) -> Result<&mut [u8]> {
         let (to, bytes) = self.fixed(column)?;
+        self.settle(number);
         self.written |= 1 << number;
         // SAFETY: `fixed` gives this row's bytes of the column, ours by `Rows::claim`; they were initialised when
         // the slot was made; the borrow of `self` keeps a second slice away.

@@ -1,6 +1,7 @@
 //! What a loader is told, and the one place where all of it is checked.
 
 use std::fmt;
+use std::mem::ManuallyDrop;
 use std::path::PathBuf;
 use std::sync::atomic::{AtomicBool, AtomicU8, AtomicU64};
 use std::sync::{Arc, Mutex};
@@ -17,7 +18,7 @@ use super::feeder::{Feeder, WINDOW};
 use super::progress::Progress;
 use super::runtime::{Runtime, default_host_budget, default_workers};
 use super::work::{Pair, Status};
-use super::{Inline, Loader, Shared};
+use super::{Core, Inline, Loader, Shared};
 use crate::checkpoint::State;
 use crate::decode::{Decode, DecodeFn, Raw, Sample};
 use crate::device::Device;
@@ -375,7 +376,7 @@ impl<S: Source, D: Decode<S>> Builder<S, D> {
             retries,
             state: Arrivals::new(start.epoch, host_slots + 4),
         };
-        let mut loader = Loader {
+        let mut loader = Core {
             link_before: device.counters().copy_busy,
             spec,
             device: device.clone(),
@@ -399,13 +400,12 @@ impl<S: Source, D: Decode<S>> Builder<S, D> {
         if workers == 0 {
             loader.inline = Some(Mutex::new(Inline { feeder, copier, claims: Default::default() }));
         } else {
-            // On an error the loader is dropped, which ends the thread that was started.
             let copier = thread("warpfeed-copier", move || copier.run())?;
             let feeder = thread("warpfeed-feeder", move || feeder.run());
             let feeder = feeder.inspect_err(|_| loader.shared.control.close())?;
             loader.threads = Mutex::new(vec![copier, feeder]);
         }
-        Ok(loader)
+        Ok(Loader(ManuallyDrop::new(loader)))
     }
 }
 

@@ -10,7 +10,7 @@ use super::builder::AllHeld;
 use super::control::Start;
 use super::copier::Delivery;
 use super::feeder::Step;
-use super::{Inline, Loader};
+use super::{Core, Inline};
 use crate::device::Stream;
 use crate::error::{Error, ErrorKind, Place, Result, Stage};
 use crate::pool::{DeviceSlot, Ticket};
@@ -20,10 +20,10 @@ use crate::sync::lock;
 ///
 /// It ends at the first `None`. An error that [passes](ErrorKind::is_transient) (no device slot, a timeout) does
 /// not end it: the next call goes on. Any other error does; the loader's position then stays at the batch that
-/// failed, and the next [`Loader::epoch`] tries it again. Dropping an epoch that did not fail moves on to
+/// failed, and the next [`Loader::epoch`](super::Loader::epoch) tries it again. Dropping an epoch that did not fail moves on to
 /// the start of the one after it; to pause instead, iterate with `epoch.by_ref().take(n)`.
 pub struct Epoch<'l> {
-    loader: &'l Loader,
+    loader: &'l Core,
     stream: Stream,
     number: u64,
     over: bool,
@@ -32,7 +32,7 @@ pub struct Epoch<'l> {
 }
 
 impl<'l> Epoch<'l> {
-    pub(super) fn begin(loader: &'l Loader, stream: &Stream) -> Result<Self> {
+    pub(super) fn begin(loader: &'l Core, stream: &Stream) -> Result<Self> {
         loader.life.process.check()?;
         if stream.device() != loader.device {
             let text = "the stream belongs to another device than the loader";

@@ -17,6 +17,7 @@ mod runtime;
 mod work;
 
 use std::fmt;
+use std::mem::ManuallyDrop;
 use std::sync::atomic::{AtomicBool, AtomicU8, AtomicU64, AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex};
 use std::thread::JoinHandle;
@@ -130,7 +131,11 @@ impl Shared {
 ///
 /// Made by [`Loader::builder`]. Everything it needs is allocated, locked and started by
 /// [`build`](Builder::build), which also starts to prefetch.
-pub struct Loader {
+pub struct Loader(ManuallyDrop<Core>);
+
+/// What a loader is made of. In a forked child none of it is dropped: its threads are the parent's, and one of them
+/// may hold any of its locks for ever.
+struct Core {
     shared: Arc<Shared>,
     /// The device's link time when this loader was built.
     link_before: Duration,
@@ -151,6 +156,14 @@ pub struct Loader {
     threads: Mutex<Vec<JoinHandle<()>>>,
     live_workers: Arc<AtomicUsize>,
     config: String,
+}
+
+impl Core {
+    fn stats(&self) -> Stats {
+        let copy = self.device.counters().copy_busy.saturating_sub(self.link_before);
+        let lost = self.life.lost.load(Ordering::Acquire);
+        self.shared.metrics.snapshot(self.shared.workers, copy).with_slots(self.pinned, lost)
+    }
 }
 
 /// What the threads would do, for a loader without workers: done in `next`.
@@ -174,14 +187,14 @@ impl Loader {
     /// [`ErrorKind::Busy`] while another epoch of this loader is alive; [`ErrorKind::InvalidArgument`] for a stream of
     /// another device or when all [`epochs`](Builder::epochs) are over; [`ErrorKind::Forked`].
     pub fn epoch(&self, stream: &Stream) -> Result<Epoch<'_>> {
-        Epoch::begin(self, stream)
+        Epoch::begin(&self.0, stream)
     }
 
     /// Batches of a whole epoch on this rank; `None` where the source's length is unknown.
     pub fn len(&self) -> Option<u64> {
-        self.shared.work.len()?;
-        let cursor = self.shared.cursor(0).ok()?;
-        Some(cursor.batches(self.shared.batch_size as u64, self.shared.drop_last))
+        self.0.shared.work.len()?;
+        let cursor = self.0.shared.cursor(0).ok()?;
+        Some(cursor.batches(self.0.shared.batch_size as u64, self.0.shared.drop_last))
     }
 
     /// Whether an epoch certainly has no batch.
@@ -191,30 +204,28 @@ impl Loader {
 
     /// The layout of a batch.
     pub fn spec(&self) -> &BatchSpec {
-        &self.spec
+        &self.0.spec
     }
 
     /// The device.
     pub fn device(&self) -> &Device {
-        &self.device
+        &self.0.device
     }
 
     /// The position *delivered*: may be asked for at any time, also inside the loop.
     pub fn state(&self) -> State {
-        lock(&self.progress).state(&self.shared, self.fingerprint)
+        lock(&self.0.progress).state(&self.0.shared, self.0.fingerprint)
     }
 
     /// The numbers of the batches of the running (or else the last) epoch in the order of their delivery, when that is
     /// [`Order::AsReady`]: [`Order::Replay`] repeats it.
     pub fn delivered_order(&self) -> Vec<u64> {
-        lock(&self.progress).order().to_vec()
+        lock(&self.0.progress).order().to_vec()
     }
 
     /// Where the time went so far, and what to change.
     pub fn stats(&self) -> Stats {
-        let copy = self.device.counters().copy_busy.saturating_sub(self.link_before);
-        let lost = self.life.lost.load(Ordering::Acquire);
-        self.shared.metrics.snapshot(self.shared.workers, copy).with_slots(self.pinned, lost)
+        self.0.stats()
     }
 
     /// Ends the loader, waiting up to a second for its threads, and says what is left.
@@ -223,34 +234,34 @@ impl Loader {
     /// What a drop met before; [`ErrorKind::Timeout`] naming the sample that a thread is stuck in: it is left to itself,
     /// and its memory stays; [`ErrorKind::Forked`].
     pub fn close(self) -> Result<Report> {
-        self.life.process.check()?;
-        self.shared.control.close();
+        self.0.life.process.check()?;
+        self.0.shared.control.close();
         let deadline = Instant::now() + Duration::from_secs(1);
-        let mut threads = std::mem::take(&mut *lock(&self.threads));
-        let pool_is_ours = self.live_workers.load(Ordering::Acquire) > 0;
+        let mut threads = std::mem::take(&mut *lock(&self.0.threads));
+        let pool_is_ours = self.0.live_workers.load(Ordering::Acquire) > 0;
         loop {
             threads.retain(|t| !t.is_finished());
-            let idle = self.shared.oldest_unfinished().is_none();
+            let idle = self.0.shared.oldest_unfinished().is_none();
             if (threads.is_empty() && idle) || Instant::now() >= deadline {
                 break;
             }
             std::thread::sleep(Duration::from_millis(1));
         }
-        if let Some((place, age)) = self.shared.oldest_unfinished() {
+        if let Some((place, age)) = self.0.shared.oldest_unfinished() {
             let text = format!(
                 "a worker has been in user code for {:.1} s: it was left to itself",
                 age.as_secs_f64()
             );
             return Err(Error::new(ErrorKind::Timeout, text).at(place));
         }
-        if let Some(error) = self.life.take_error() {
+        if let Some(error) = self.0.life.take_error() {
             return Err(error);
         }
         let (waiting, waiting_bytes) = reaper::pending();
         let (leaked, leaked_bytes) = reaper::leaked();
         Ok(Report {
             stats: self.stats(),
-            batches_alive: self.life.held.load(Ordering::Acquire),
+            batches_alive: self.0.life.held.load(Ordering::Acquire),
             threads_left: threads.len(),
             workers_shared: !pool_is_ours,
             waiting,
@@ -263,19 +274,18 @@ impl Loader {
 
 impl fmt::Debug for Loader {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.write_str(&self.config)
+        f.write_str(&self.0.config)
     }
 }
 
 impl Drop for Loader {
     fn drop(&mut self) {
-        if self.life.process.is_forked() {
-            // The threads are the parent's; a lock or a channel may be held by one of them for ever.
-            let inline = std::mem::ManuallyDrop::new(self.inline.take());
-            drop(inline);
+        if self.0.life.process.is_forked() {
             return;
         }
-        self.shared.control.close();
+        self.0.shared.control.close();
+        // SAFETY: dropped once, here, where nothing uses `self` any more.
+        unsafe { ManuallyDrop::drop(&mut self.0) };
     }
 }
 
