@@ -150,10 +150,6 @@ impl<'a> Rows<'a> {
         }
     }
 
-    pub(crate) fn len(&self) -> usize {
-        self.indices.len()
-    }
-
     /// The row's number in the batch.
     pub(crate) fn number(&self, k: usize) -> usize {
         self.first + k

@@ -51,11 +51,11 @@ impl<'l> Epoch<'l> {
             let text = "a batch failed, and a source that can be read once can't give its records again";
             return Err(Error::new(ErrorKind::NotResumable, text));
         }
-        if failed || here.epoch != progress.epoch() {
-            if let Err(error) = progress.begin(shared, here) {
-                loader.busy.store(false, Ordering::Release);
-                return Err(error);
-            }
+        if (failed || here.epoch != progress.epoch())
+            && let Err(error) = progress.begin(shared, here)
+        {
+            loader.busy.store(false, Ordering::Release);
+            return Err(error);
         }
         let number = progress.epoch();
         drop(progress);

@@ -317,7 +317,9 @@ impl Feeder {
     fn pull(&self, slot: usize, position: u64, indices: &mut [u64]) -> (usize, bool) {
         let shared = &self.shared;
         let own = |row: usize| position + row as u64 * shared.world;
-        for row in 0..indices.len() {
+        let wanted = indices.len();
+        for (row, index) in indices.iter_mut().enumerate() {
+            *index = own(row);
             for other in 0..shared.world {
                 if shared.control.is_closed() {
                     return (row, false);
@@ -333,9 +335,8 @@ impl Feeder {
                     return (row + usize::from(mine), false);
                 }
             }
-            indices[row] = own(row);
         }
-        (indices.len(), true)
+        (wanted, true)
     }
 }
 

@@ -12,14 +12,11 @@ use crate::error::{Error, ErrorKind, Place, Result, Stage};
 use crate::pool::{Claim, Fault, Outcome, Ticket};
 use crate::row::Rows;
 use crate::source::Source;
-use crate::spec::Field;
 use crate::sync::lock;
 
 /// A source and its decoder, with their types erased.
 pub(crate) trait Work: Send + Sync {
-    fn fields(&self) -> Result<Vec<Field>>;
     fn len(&self) -> Option<u64>;
-    fn fingerprint(&self) -> u64;
     fn reopens(&self) -> bool;
     fn describe(&self, index: u64) -> Place;
     fn hint(&self, upcoming: &[u64]);
@@ -143,7 +140,7 @@ impl<S: Source, D: Decode<S>> Pair<S, D> {
         let mut row = rows.row(k);
         let clock = seat.timed.then_some(&mut seat.reading);
         let mut sample = Sample::new(&self.source, record, key, clock, &seat.status.stage);
-        // Unwind safety: after a panic the row is cleared or written anew, and both scratches are replaced.
+        // Unwinding: after a panic the row is cleared or written anew, and both scratches are replaced.
         let result = catch_unwind(AssertUnwindSafe(|| {
             decode_row(&self.decode, &mut sample, &mut scratch.decode, &mut row)
         }));
@@ -171,16 +168,8 @@ struct Seat<'a> {
 const DEAR: u64 = 5_000;
 
 impl<S: Source, D: Decode<S>> Work for Pair<S, D> {
-    fn fields(&self) -> Result<Vec<Field>> {
-        self.decode.fields(&self.source)
-    }
-
     fn len(&self) -> Option<u64> {
         self.source.len()
-    }
-
-    fn fingerprint(&self) -> u64 {
-        self.source.fingerprint()
     }
 
     fn reopens(&self) -> bool {
