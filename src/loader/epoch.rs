@@ -6,7 +6,7 @@ use std::time::{Duration, Instant};
 use crossbeam_channel::{RecvTimeoutError, TryRecvError};
 
 use super::batch::Batch;
-use super::builder::AllHeld;
+use super::config::AllHeld;
 use super::control::Start;
 use super::copier::Delivery;
 use super::feeder::Step;

@@ -7,13 +7,16 @@
 
 mod batch;
 mod builder;
+mod config;
 mod control;
 mod copier;
 mod epoch;
 mod fault;
 mod feeder;
+mod host_batch;
 mod progress;
 mod runtime;
+mod view;
 mod work;
 
 use std::fmt;
@@ -42,11 +45,14 @@ use feeder::Feeder;
 use progress::Progress;
 use work::{Status, Work};
 
-pub use batch::{Batch, Dims, HostBatch, RaggedView, View};
-pub use builder::{AllHeld, Builder, Order};
+pub use batch::Batch;
+pub use builder::Builder;
+pub use config::{AllHeld, Order};
 pub use epoch::Epoch;
 pub use fault::OnError;
+pub use host_batch::HostBatch;
 pub use runtime::Runtime;
+pub use view::{Dims, RaggedView, View};
 
 /// What the consumer, the feeder, the copier and the workers share.
 pub(crate) struct Shared {
