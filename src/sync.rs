@@ -7,8 +7,6 @@ use loom::sync::atomic::{AtomicUsize, Ordering};
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::sync::{Condvar, Mutex, MutexGuard, PoisonError};
 
-use crate::error::{Error, ErrorKind, Result};
-
 /// Counts the rows of a batch that are still being filled. Whoever brings it to zero owns the batch.
 #[derive(Debug)]
 pub(crate) struct Countdown(AtomicUsize);
@@ -60,19 +58,6 @@ impl Process {
     /// Whether the caller runs in a process forked from this one.
     pub(crate) fn is_forked(self) -> bool {
         self != Self::current()
-    }
-
-    /// # Errors
-    /// [`ErrorKind::Forked`] in a forked child.
-    pub(crate) fn check(self) -> Result<()> {
-        if !self.is_forked() {
-            return Ok(());
-        }
-        let text = format!(
-            "this is a forked child of process {}, whose threads it does not have: build a loader of its own here",
-            self.0
-        );
-        Err(Error::new(ErrorKind::Forked, text))
     }
 }
 

@@ -40,6 +40,17 @@ impl Life {
         }
     }
 
+    /// # Errors
+    /// [`ErrorKind::Forked`] in a forked child.
+    pub(crate) fn check_process(&self) -> Result<()> {
+        if !self.process.is_forked() {
+            return Ok(());
+        }
+        let text = "this process was forked from the one that built the loader, and does not have its threads: build a \
+                    loader of its own here";
+        Err(Error::new(ErrorKind::Forked, text))
+    }
+
     pub(crate) fn take_error(&self) -> Option<Error> {
         lock(&self.error).take()
     }
@@ -202,7 +213,7 @@ impl Batch {
     }
 
     fn host_batch(&self) -> Result<HostBatch<'_>> {
-        self.life.process.check()?;
+        self.life.check_process()?;
         if let Some(copied) = self.slot.copied() {
             copied.synchronize()?;
         }
@@ -240,7 +251,7 @@ impl Batch {
     /// # Errors
     /// [`ErrorKind::InvalidArgument`] for a stream of another device; what earlier work on `stream` met.
     pub fn record_stream(&self, stream: &Stream) -> Result<()> {
-        self.life.process.check()?;
+        self.life.check_process()?;
         self.slot.use_on(stream)
     }
 

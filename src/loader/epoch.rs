@@ -33,7 +33,7 @@ pub struct Epoch<'l> {
 
 impl<'l> Epoch<'l> {
     pub(super) fn begin(loader: &'l Core, stream: &Stream) -> Result<Self> {
-        loader.life.process.check()?;
+        loader.life.check_process()?;
         if stream.device() != loader.device {
             let text = "the stream belongs to another device than the loader";
             return Err(Error::new(ErrorKind::InvalidArgument, text));
@@ -88,7 +88,7 @@ impl<'l> Epoch<'l> {
     /// The next batch, `None` at the end of the epoch.
     fn advance(&mut self) -> Result<Option<Batch>> {
         let loader = self.loader;
-        loader.life.process.check()?;
+        loader.life.check_process()?;
         if self.stream.is_capturing()? {
             let text = "the epoch's stream is being captured: take the batch before the capture begins";
             return Err(Error::new(ErrorKind::Capturing, text));

@@ -240,7 +240,7 @@ impl Loader {
     /// What a drop met before; [`ErrorKind::Timeout`] naming the sample that a thread is stuck in: it is left to itself,
     /// and its memory stays; [`ErrorKind::Forked`].
     pub fn close(self) -> Result<Report> {
-        self.0.life.process.check()?;
+        self.0.life.check_process()?;
         self.0.shared.control.close();
         let deadline = Instant::now() + Duration::from_secs(1);
         let mut threads = std::mem::take(&mut *lock(&self.0.threads));
