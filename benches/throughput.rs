@@ -5,6 +5,8 @@
 //! mapped files half of the best two-thread copy is the ceiling, and with positioned reads 1 / (1/read + 1/copy).
 //! Rounds are interleaved; the table gives median, minimum and maximum.
 
+#![allow(clippy::print_stdout)] // A benchmark prints its table.
+
 use std::io::Write;
 use std::os::unix::fs::FileExt;
 use std::path::Path;

@@ -21,13 +21,13 @@ use super::runtime::{Runtime, default_host_budget, default_workers};
 use super::work::{Pair, Status};
 use super::{Core, Inline, Loader, Shared};
 use crate::checkpoint::State;
-use crate::decode::{Decode, DecodeFn, Raw, Sample};
+use crate::decode::{Decode, DecodeFn, DecodeRuns, Raw, Sample, Samples};
 use crate::device::Device;
 use crate::error::{Error, ErrorKind, Result};
 use crate::metrics::Metrics;
 use crate::pool::{Budget, DeviceSlot, EventPool, FreeSlot};
 use crate::random::key;
-use crate::row::Row;
+use crate::row::{Row, RowBlock};
 use crate::sampler::{Remainder, Sampler, Sequential, Shard, Shuffle};
 use crate::source::Source;
 use crate::spec::{BatchSpec, Field};
@@ -63,6 +63,15 @@ impl<S: Source, D> Builder<S, D> {
         F: Fn(&mut Sample<'_, S>, &mut Row<'_>) -> anyhow::Result<()> + Send + Sync + 'static,
     {
         self.decode(DecodeFn::new(fields.into(), decode))
+    }
+
+    /// Decodes with a closure that writes `fields` of many samples at once, column by column: for samples of a few
+    /// bytes, where a call each would be most of what they cost.
+    pub fn decode_runs<F>(self, fields: impl Into<Vec<Field>>, decode: F) -> Builder<S, DecodeRuns<F>>
+    where
+        F: Fn(&mut Samples<'_, S>, &mut RowBlock<'_>) -> anyhow::Result<()> + Send + Sync + 'static,
+    {
+        self.decode(DecodeRuns::new(fields.into(), decode))
     }
 
     /// Samples a batch. Default 1.
@@ -329,7 +338,7 @@ impl<S: Source, D: Decode<S>> Builder<S, D> {
             shared,
         };
         if workers == 0 {
-            loader.inline = Some(Mutex::new(Inline { feeder, copier, claims: Default::default() }));
+            loader.inline = Some(Mutex::new(Inline { feeder, copier, claims: None }));
         } else {
             let copier = thread("warpfeed-copier", move || copier.run())?;
             let feeder = thread("warpfeed-feeder", move || feeder.run());

@@ -188,12 +188,11 @@ impl<'l> Epoch<'l> {
     fn work(&self, inline: &mut Inline, start: Instant) -> Result<Delivery> {
         let shared = &self.loader.shared;
         loop {
-            while let Some(claim) = inline.claims.pop_front() {
-                shared.work.run(shared, claim, 0, 0);
-                if !inline.claims.is_empty() {
-                    self.check_timeout(start)?;
-                }
+            while let Some(claim) = inline.claims.as_mut().and_then(Iterator::next) {
+                drop(shared.work.run(shared, claim, 0, 0));
+                self.check_timeout(start)?;
             }
+            inline.claims = None;
             let starved = inline.copier.poll();
             match self.loader.ready.try_recv() {
                 Ok(delivery) => return Ok(delivery),
@@ -207,7 +206,7 @@ impl<'l> Epoch<'l> {
                 continue;
             }
             match inline.feeder.step() {
-                Step::Batch(claims) => inline.claims.extend(claims),
+                Step::Batch(claims) => inline.claims = Some(claims),
                 Step::Sent => {}
                 Step::Idle | Step::NoSlot => {
                     self.check_patience(start)?;

@@ -32,7 +32,7 @@ use crate::checkpoint::State;
 use crate::device::{Device, Stream, reaper};
 use crate::error::{Error, ErrorKind, Place, Result, Stage};
 use crate::metrics::{Metrics, Stats};
-use crate::pool::{Claim, DeviceSlot};
+use crate::pool::{Claim, Claims, DeviceSlot};
 use crate::sampler::{Cursor, Remainder, Sampler, Shard};
 use crate::source::Source;
 use crate::spec::BatchSpec;
@@ -177,7 +177,7 @@ struct Inline {
     feeder: Feeder,
     copier: Copier,
     /// Rows of the batch that is being filled.
-    claims: std::collections::VecDeque<Claim>,
+    claims: Option<Claims>,
 }
 
 impl Loader {
