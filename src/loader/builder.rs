@@ -8,11 +8,11 @@ use std::sync::{Arc, Mutex};
 use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
 
-use crossbeam_channel::{bounded, unbounded};
+use crossbeam_channel::bounded;
 
 use super::batch::Life;
 use super::config::{AllHeld, Config, Order};
-use super::control::Control;
+use super::control::{Control, Waker};
 use super::copier::{Copier, Order as Arrivals};
 use super::fault::{OnError, Tally};
 use super::feeder::Feeder;
@@ -258,10 +258,14 @@ impl<S: Source, D: Decode<S>> Builder<S, D> {
         let (on_device, _) = slots(&runtime.device, "device_slots", c.device_slots, spec.bytes())?;
         let (host_slots, device_slots) = (host.len(), on_device.len());
         let pair = Pair::new(source, decode, runtime.workers, host_slots, c.batch_size);
-        let (retries_tx, retries) = unbounded();
         let workers = runtime.workers;
+        // Room for every slot, and for what else can be on its way: an end, an error behind it, a wake-up.
+        let (outlet, items) = bounded(host_slots + 4);
+        let waker = Arc::new(Waker::new(outlet.clone()));
+        let control = Control::new(start, waker.clone());
+        let life = Arc::new(Life::new(waker));
         let shared = Arc::new(Shared {
-            control: Control::new(start),
+            control,
             metrics: Metrics::new(),
             work: Box::new(pair),
             pool: runtime.pool.clone(),
@@ -280,18 +284,17 @@ impl<S: Source, D: Decode<S>> Builder<S, D> {
             compact: c.compact,
             replay: if let Order::Replay(epochs) = c.order { epochs } else { Vec::new() },
             on_error: c.on_error.clone(),
-            starved: AtomicU64::new(0),
+            feeder_parks: AtomicBool::new(false),
+            life,
             feeder: AtomicU8::new(0),
-            retries: retries_tx,
+            retries: Mutex::new(Vec::new()),
             start: Instant::now(),
         });
         let progress = Progress::new(&shared, start)?;
         let tally = Tally::new(c.on_error, c.quarantine.as_deref())?;
         shared.warn_of_no_batch(length);
 
-        // Room for every slot, and for the markers that can be on their way: an end, and an error behind it.
         let (free_host_tx, free_host) = bounded(host_slots);
-        let (outlet, items) = bounded(host_slots + 4);
         let (free_device, free_device_rx) = bounded(device_slots);
         let (ready_tx, ready) = bounded(device_slots + 4);
         let mut pinned = true;
@@ -313,14 +316,12 @@ impl<S: Source, D: Decode<S>> Builder<S, D> {
             free_device: free_device_rx,
             free_host: free_host_tx,
             ready: ready_tx,
-            retries,
             state: Arrivals::new(start.epoch, host_slots + 4),
         };
         let mut loader = Core {
             link_before: device.counters().copy_busy,
             spec,
             device: device.clone(),
-            life: Arc::new(Life::new()),
             ready,
             free_device,
             progress: Mutex::new(progress),

@@ -2,13 +2,15 @@
 
 use std::collections::HashSet;
 use std::sync::Arc;
-use std::sync::atomic::Ordering::Relaxed;
+use std::sync::atomic::Ordering::{self, Relaxed};
+use std::sync::atomic::fence;
 use std::time::{Duration, Instant};
 
 use crossbeam_channel::{Receiver, Sender, select};
 
 use super::Shared;
-use super::control::{Sleeper, Start, Wishes};
+use super::batch::enough;
+use super::control::{Start, Wishes};
 use super::work::Group;
 use crate::error::{Error, ErrorKind, Result, Stage};
 use crate::pool::{Claims, FreeSlot, Item, Ticket};
@@ -214,11 +216,14 @@ impl Feeder {
 
     /// Waits for a host slot that is free and no longer copied from; `None` where something else comes first.
     fn free_slot(&mut self) -> Option<FreeSlot> {
-        let mut slot = match self.waiting.take() {
+        let at_hand =
+            self.waiting.take().or_else(|| if self.is_cheap() { None } else { self.free.try_recv().ok() });
+        let mut slot = match at_hand {
             Some(slot) => slot,
+            None if self.park() => return None,
             None => select! {
                 recv(self.free) -> slot => slot.ok()?,
-                recv(self.shared.control.wake(Sleeper::Feeder)) -> _ => return None,
+                recv(self.shared.control.feeder_woken()) -> _ => return None,
             },
         };
         self.shared.feeder_waits(Some(Stage::Copy));
@@ -237,11 +242,35 @@ impl Feeder {
         }
     }
 
+    /// Where batches are cheap, waits until half of the host slots are free, so that they are filled together: waking a
+    /// thread for each would cost more than the batch. `true` where something may have changed meanwhile.
+    fn park(&self) -> bool {
+        let shared = &self.shared;
+        let enough = || enough(self.free.len(), self.free.capacity());
+        if !self.is_cheap() || !self.free.is_empty() {
+            return false;
+        }
+        shared.feeder_parks.store(true, Ordering::Relaxed);
+        fence(Ordering::SeqCst);
+        let mut parked = false;
+        if !enough() {
+            // The timeout is for slots that were lost to an error of the device.
+            parked = shared.control.feeder_woken().recv_timeout(Duration::from_millis(20)).is_ok();
+        }
+        shared.feeder_parks.store(false, Ordering::Relaxed);
+        parked
+    }
+
+    /// Whether a batch takes less time than waking a thread does.
+    fn is_cheap(&self) -> bool {
+        let batch = self.shared.cost.load(Relaxed).saturating_mul(self.shared.batch_size as u64);
+        (1..GROUPED).contains(&batch)
+    }
+
     /// Starts a batch in `slot`; where batches are cheap, as many as there are free slots, in one task.
     fn feed_group(&mut self, slot: FreeSlot) {
         let shared = self.shared.clone();
-        let cheap = |len: usize| (1..GROUPED).contains(&(shared.cost.load(Relaxed) * len as u64));
-        if !cheap(shared.batch_size) {
+        if !self.is_cheap() {
             if let Step::Batch(claims) = self.feed(slot, false) {
                 claims.for_each(|claim| shared.spawn(claim, 0));
             }
@@ -249,14 +278,15 @@ impl Feeder {
         }
         let mut group = Group::default();
         let mut next = Some(slot);
-        for place in &mut group {
+        let size = (group.len() / shared.workers.max(1)).max(1);
+        for (done, place) in group[..size].iter_mut().enumerate() {
             let Some(slot) = next.take() else { break };
             if let Step::Batch(mut claims) = self.feed(slot, true) {
                 *place = claims.next();
                 claims.for_each(|claim| shared.spawn(claim, 0));
             }
             let wishes = shared.control.wishes();
-            if matches!(self.look(&wishes), Look::Feed) {
+            if done + 1 < size && matches!(self.look(&wishes), Look::Feed) {
                 next = self.waiting.take().or_else(|| self.free.try_recv().ok());
                 next = match next.map(|mut slot| (slot.wait(Duration::ZERO), slot)) {
                     Some((Ok(true), slot)) => Some(slot),

@@ -285,6 +285,8 @@ pub(crate) enum Item {
     End(Ticket),
     /// An error in the place of a batch.
     Failed(Ticket, Error),
+    /// Nothing: somebody wants the copier to look around.
+    Wake,
 }
 
 /// A host slot whose batch is complete.
