@@ -22,7 +22,7 @@ pub use loader::{
 };
 pub use metrics::Stats;
 pub use random::SampleRng;
-pub use row::{FieldKey, Row};
+pub use row::{FieldKey, Row, RowBlock};
 pub use spec::{
     BatchSpec, DType, Element, FIELD_ALIGN, Field, FieldKind, MAX_DIMS, MAX_FIELDS, ROW_ALIGN, VALID,
 };
