@@ -270,8 +270,7 @@ impl Feeder {
                 let indices = &mut manifest.rows.indices[..len];
                 cursor.fill(&*shared.sampler, self.epoch, first, indices);
                 if len > 0 && cursor.is_padding(first + len as u64 - 1) {
-                    // Only a rank's last sample can be padding.
-                    manifest.padding_from = len - 1;
+                    manifest.padding = Some(len - 1);
                 }
                 shared.work.hint(indices);
             }
@@ -280,7 +279,6 @@ impl Feeder {
                 let (got, more) = self.pull(number_of_slot, position, &mut manifest.rows.indices);
                 self.shared.feeder_waits(None);
                 manifest.len = got;
-                manifest.padding_from = got;
                 if let (Some(plan), false) = (&mut self.plan, more) {
                     plan.ended = true;
                     if got == 0 || (got < len && shared.drop_last) {
