@@ -418,10 +418,26 @@ impl Plan {
     }
 }
 
-/// A recorded order must be one of this epoch's batches.
+/// A recorded order must be one of this epoch's batches, and one that a state can hold at any point.
 fn check_replay(order: &[u64], batches: u64, start: Start) -> Result<()> {
     let distinct: HashSet<u64> = order.iter().copied().filter(|&n| n < batches).collect();
     if distinct.len() as u64 == batches && order.len() as u64 == batches {
+        let mut delivered = vec![false; order.len()];
+        let mut low = 0;
+        for &number in order {
+            if number >= low + WINDOW {
+                let text = format!(
+                    "the order to replay for epoch {} has batch {number} before batch {low}: batches may be at most \
+                     {WINDOW} past the oldest undelivered one",
+                    start.epoch
+                );
+                return Err(Error::new(ErrorKind::InvalidConfig, text));
+            }
+            delivered[number as usize] = true;
+            while delivered.get(low as usize) == Some(&true) {
+                low += 1;
+            }
+        }
         return Ok(());
     }
     let text = format!(
