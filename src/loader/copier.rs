@@ -90,6 +90,7 @@ impl Copier {
         while let Ok(item) = self.items.try_recv() {
             self.state.pending.push(item);
         }
+        self.state.later.extend(self.retries.try_iter());
         self.pump()
     }
 
