@@ -176,7 +176,7 @@ impl Batch {
 
     /// Whether a row repeats a sample of another rank, so that all ranks have as many.
     pub fn is_padding(&self, row: usize) -> bool {
-        (self.manifest().padding_from..self.len()).contains(&row)
+        row < self.len() && self.manifest().padding == Some(row)
     }
 
     /// Where the run stands when this batch is done: save it after the training step.

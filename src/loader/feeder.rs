@@ -339,8 +339,7 @@ impl Feeder {
                 let indices = &mut manifest.rows.indices[..len];
                 cursor.fill(&*shared.sampler, self.epoch, first, indices);
                 if len > 0 && cursor.is_padding(first + len as u64 - 1) {
-                    // Only a rank's last sample can be padding.
-                    manifest.padding_from = len - 1;
+                    manifest.padding = Some(len - 1);
                 }
                 shared.work.hint(indices);
             }
@@ -349,7 +348,6 @@ impl Feeder {
                 let (got, more) = self.pull(number_of_slot, position, &mut manifest.rows.indices);
                 self.shared.feeder_waits(None);
                 manifest.len = got;
-                manifest.padding_from = got;
                 if let (Some(plan), false) = (&mut self.plan, more) {
                     plan.ended = true;
                     if got == 0 || (got < len && shared.drop_last) {
@@ -487,10 +485,26 @@ impl Plan {
     }
 }
 
-/// A recorded order must be one of this epoch's batches.
+/// A recorded order must be one of this epoch's batches, and one that a state can hold at any point.
 fn check_replay(order: &[u64], batches: u64, start: Start) -> Result<()> {
     let distinct: HashSet<u64> = order.iter().copied().filter(|&n| n < batches).collect();
     if distinct.len() as u64 == batches && order.len() as u64 == batches {
+        let mut delivered = vec![false; order.len()];
+        let mut low = 0;
+        for &number in order {
+            if number >= low + WINDOW {
+                let text = format!(
+                    "the order to replay for epoch {} has batch {number} before batch {low}: batches may be at most \
+                     {WINDOW} past the oldest undelivered one",
+                    start.epoch
+                );
+                return Err(Error::new(ErrorKind::InvalidConfig, text));
+            }
+            delivered[number as usize] = true;
+            while delivered.get(low as usize) == Some(&true) {
+                low += 1;
+            }
+        }
         return Ok(());
     }
     let text = format!(
