@@ -10,7 +10,7 @@ use std::sync::{Arc, Mutex};
 use crossbeam_channel::Sender;
 
 use super::control::Waker;
-use super::host_batch::{HostBatch, Pinned, fixed, ragged};
+use super::host_batch::{HostBatch, Outcome, Pinned, fixed, ragged};
 use super::view::{Dims, RaggedView, View};
 use crate::checkpoint::State;
 use crate::device::Stream;
@@ -259,11 +259,16 @@ impl Batch {
 
     /// Runs `work` on `stream`, behind the batch and what is enqueued there already, with the batch's memory for it
     /// to read. Marks the batch as used on `stream`. The host goes on at once; the batch may be dropped meanwhile. CPU
-    /// device only: on another device kernels take the place of `work`.
+    /// device only: on another device kernels take the place of `work`. An error that `work` returns surfaces at the
+    /// stream's next call, as a panic does.
     ///
     /// # Errors
     /// [`ErrorKind::InvalidArgument`] for a stream of another device; what earlier work on `stream` met.
-    pub fn enqueue(&self, stream: &Stream, work: impl FnOnce(HostBatch<'_>) + Send + 'static) -> Result<()> {
+    pub fn enqueue<R: Outcome>(
+        &self,
+        stream: &Stream,
+        work: impl FnOnce(HostBatch<'_>) -> R + Send + 'static,
+    ) -> Result<()> {
         self.record_stream(stream)?;
         let memory = Pinned {
             arena: self.slot.buffer().as_ptr(),
@@ -272,11 +277,11 @@ impl Batch {
             number: self.number(),
             spec: self.spec.clone(),
         };
-        stream.enqueue(move || {
+        stream.enqueue_fallible(move || {
             let memory = memory;
             // SAFETY: the stream waits for the copy before this (`record_stream`). The slot is written or freed behind its
             // gate only, which holds an event recorded on this stream after this work; or it is leaked.
-            work(unsafe { memory.host() });
+            work(unsafe { memory.host() }).result()
         })
     }
 

@@ -17,7 +17,7 @@ use super::copier::{Copier, Order as Arrivals};
 use super::fault::{OnError, Tally};
 use super::feeder::Feeder;
 use super::progress::Progress;
-use super::runtime::{Runtime, default_host_budget, default_workers};
+use super::runtime::{DEVICE_BUDGET, Runtime, default_host_budget, default_workers};
 use super::work::{Pair, Status};
 use super::{Core, Inline, Loader, Shared};
 use crate::checkpoint::State;
@@ -118,7 +118,7 @@ impl<S: Source, D> Builder<S, D> {
 
     /// The most bytes of device memory for slots. Default 1 GiB.
     pub fn device_budget(mut self, bytes: usize) -> Self {
-        self.config.device_budget = bytes;
+        self.config.device_budget = Some(bytes);
         self
     }
 
@@ -228,13 +228,13 @@ impl<S: Source, D: Decode<S>> Builder<S, D> {
         let text = format!("{self:?}");
         let Self { source, decode, sampler, runtime, worker_init, config: c } = self;
         let length = source.len();
-        c.check(length, sampler.is_some(), runtime.is_some() && worker_init.is_some())?;
+        c.check(length, sampler.is_some(), worker_init.is_some(), runtime.is_some())?;
         let runtime = match runtime {
             Some(runtime) => runtime,
             None => {
                 let workers = c.workers.unwrap_or_else(default_workers);
                 let host = c.host_budget.unwrap_or_else(default_host_budget);
-                Runtime::start(workers, host, c.device_budget, worker_init)?
+                Runtime::start(workers, host, c.device_budget.unwrap_or(DEVICE_BUDGET), worker_init)?
             }
         };
         let fields = decode.fields(&source)?;
@@ -375,7 +375,14 @@ fn slots(
     bytes: usize,
 ) -> Result<(Vec<crate::pool::Reservation>, usize)> {
     // Memory of loaders that just ended may still wait for the device.
-    let mut reserved = vec![budget.reserve(bytes, Duration::from_secs(1))?];
+    let first = budget.reserve(bytes, Duration::from_secs(1));
+    let mut reserved = vec![first.map_err(|e| {
+        let text = format!(
+            "no room for one of the {option}, which hold a batch each: {}; lower batch_size",
+            e.message()
+        );
+        Error::new(e.kind(), text)
+    })?];
     while reserved.len() < count {
         match budget.reserve(bytes, Duration::ZERO) {
             Ok(more) => reserved.push(more),

@@ -97,7 +97,6 @@ impl Copier {
         while let Ok(item) = self.items.try_recv() {
             self.take(item);
         }
-        self.state.later.extend(self.retries.try_iter());
         self.pump()
     }
 

@@ -65,7 +65,7 @@ impl<'l> Epoch<'l> {
         if number >= shared.epochs {
             loader.busy.store(false, Ordering::Release);
             let text = format!("all {} epochs have been delivered", shared.epochs);
-            return Err(Error::new(ErrorKind::InvalidArgument, text));
+            return Err(Error::new(ErrorKind::Finished, text));
         }
         Ok(Self { loader, stream: stream.clone(), number, over: false, given: None })
     }
@@ -164,12 +164,25 @@ impl<'l> Epoch<'l> {
             Err(TryRecvError::Empty) => {}
         }
         let start = Instant::now();
-        let blame = self.blame();
+        let (blame, link) = (self.blame(), loader.link_time());
         let result = match &loader.inline {
             None => self.wait(start),
             Some(inline) => self.work(&mut lock(inline), start),
         };
-        loader.shared.metrics.stall(blame.unwrap_or_else(|| self.blame_workers()), start.elapsed());
+        let waited = start.elapsed();
+        let metrics = &loader.shared.metrics;
+        // Without workers the wait for a copy is a part of the call; the rest of it is their work.
+        let for_copy = match loader.inline {
+            None if blame == Some(Stage::Copy) => waited,
+            None => Duration::ZERO,
+            Some(_) => metrics.take_nap().min(waited),
+        };
+        // A copy that does not move waits for its device slot, and so for the consumer's own stream.
+        let moving = (loader.link_time() - link).min(for_copy);
+        metrics.stall(Stage::Copy, moving);
+        metrics.stall(Stage::Consumer, for_copy - moving);
+        let rest = blame.filter(|&s| s != Stage::Copy).unwrap_or_else(|| self.blame_workers());
+        metrics.stall(rest, waited - for_copy);
         result
     }
 
@@ -223,9 +236,13 @@ impl<'l> Epoch<'l> {
             match inline.feeder.step() {
                 Step::Batch(claims) => inline.claims = Some(claims),
                 Step::Sent => {}
-                Step::Idle | Step::NoSlot => {
+                // A slot that was not free has been waited for already.
+                step @ (Step::Idle | Step::NoSlot(_)) => {
                     self.check_patience(start)?;
-                    std::thread::sleep(Duration::from_micros(200));
+                    let nap = Duration::from_micros(200);
+                    std::thread::sleep(nap);
+                    let waited = if let Step::NoSlot(waited) = step { waited } else { Duration::ZERO };
+                    shared.metrics.nap(nap + waited);
                 }
             }
         }
@@ -284,7 +301,8 @@ impl<'l> Epoch<'l> {
     /// The stage that a wait which begins now is for, where it is not the workers.
     fn blame(&self) -> Option<Stage> {
         let shared = &self.loader.shared;
-        if shared.life.starved.load(Ordering::Acquire) == shared.control.version() {
+        let (held, slots) = self.held();
+        if held >= slots && shared.life.starved.load(Ordering::Acquire) == shared.control.version() {
             return Some(Stage::DeviceSlot);
         }
         shared.feeder_waits_for()

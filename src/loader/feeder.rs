@@ -59,8 +59,8 @@ pub(crate) enum Step {
     Sent,
     /// Nothing can be done before the consumer's wishes change.
     Idle,
-    /// No host slot is free yet.
-    NoSlot,
+    /// No host slot is free yet; how long that was waited for.
+    NoSlot(Duration),
 }
 
 impl Feeder {
@@ -117,13 +117,14 @@ impl Feeder {
             }
             Look::Feed => {
                 let Some(mut slot) = self.waiting.take().or_else(|| self.free.try_recv().ok()) else {
-                    return Step::NoSlot;
+                    return Step::NoSlot(Duration::ZERO);
                 };
+                let start = Instant::now();
                 match slot.wait(Duration::from_millis(5)) {
                     Ok(true) => self.feed(slot, false),
                     Ok(false) => {
                         self.waiting = Some(slot);
-                        Step::NoSlot
+                        Step::NoSlot(start.elapsed())
                     }
                     Err(error) => self.fail(error),
                 }
@@ -329,7 +330,7 @@ impl Feeder {
             Err(slot) => {
                 // Unreachable: the slot was waited for. Keep it, and go on.
                 self.waiting = Some(slot);
-                return Step::NoSlot;
+                return Step::NoSlot(Duration::ZERO);
             }
         };
         let number_of_slot = filling.number();

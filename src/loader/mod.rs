@@ -50,7 +50,7 @@ pub use builder::Builder;
 pub use config::{AllHeld, Order};
 pub use epoch::Epoch;
 pub use fault::OnError;
-pub use host_batch::HostBatch;
+pub use host_batch::{HostBatch, Outcome};
 pub use runtime::Runtime;
 pub use view::{Dims, RaggedView, View};
 
@@ -167,8 +167,13 @@ struct Core {
 }
 
 impl Core {
+    /// How long the device's link has been busy.
+    fn link_time(&self) -> Duration {
+        self.device.counters().copy_busy
+    }
+
     fn stats(&self) -> Stats {
-        let copy = self.device.counters().copy_busy.saturating_sub(self.link_before);
+        let copy = self.link_time().saturating_sub(self.link_before);
         let lost = self.shared.life.lost.load(Ordering::Acquire);
         self.shared.metrics.snapshot(self.shared.workers, copy).with_slots(self.pinned, lost)
     }
