@@ -14,6 +14,7 @@ mod epoch;
 mod fault;
 mod feeder;
 mod host_batch;
+mod plan;
 mod progress;
 mod runtime;
 mod view;
