@@ -9,7 +9,8 @@ use crossbeam_channel::{Receiver, Sender, select};
 
 use super::Shared;
 use super::control::{Sleeper, Start, Wishes};
-use crate::error::{Error, ErrorKind, Result, Stage};
+use super::work::guard;
+use crate::error::{Error, ErrorKind, Place, Result, Stage};
 use crate::pool::{Claim, FreeSlot, Item, Ticket};
 use crate::sampler::{Cursor, Remainder};
 
@@ -268,11 +269,26 @@ impl Feeder {
         match cursor {
             Some(cursor) => {
                 let indices = &mut manifest.rows.indices[..len];
-                cursor.fill(&*shared.sampler, self.epoch, first, indices);
+                let planned = guard(|| {
+                    cursor.fill(&*shared.sampler, self.epoch, first, indices);
+                    shared.work.hint(indices);
+                    Ok(())
+                });
+                if let Err(error) = planned {
+                    // The batch does not exist: its number of dispatch goes to the error.
+                    self.seq -= 1;
+                    self.waiting = Some(filling.cancel());
+                    let (epoch, batch) = (Some(self.epoch), Some(number));
+                    return self.fail(error.at(Place {
+                        epoch,
+                        batch,
+                        stage: Some(Stage::Sample),
+                        ..Place::default()
+                    }));
+                }
                 if len > 0 && cursor.is_padding(first + len as u64 - 1) {
                     manifest.padding = Some(len - 1);
                 }
-                shared.work.hint(indices);
             }
             None => {
                 self.shared.feeder_waits(Some(Stage::Sample));
