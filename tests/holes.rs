@@ -52,6 +52,8 @@ fn with_holes(
 fn assert_row(batch: &Batch, row: usize, index: u64) {
     assert_eq!(batch.host::<u32>("x").unwrap()[row * 3..][..3], [index as u32 + 1; 3]);
     assert_eq!(*batch.host_ragged::<u64>("r", row).unwrap(), vec![index; index as usize % 4]);
+    let view = batch.ragged_view::<u64>("r").unwrap();
+    assert_eq!(view.row(row).map(|(_, len)| len), Some(index as usize % 4));
     assert_eq!(batch.text("key").unwrap().nth(row), Some(index.to_string().as_str()));
 }
 

@@ -28,8 +28,12 @@ fn deliver(loader: &Loader, stream: &Stream) -> (Vec<u8>, usize) {
 fn run(options: CpuOptions, host_slots: usize) -> (Vec<u8>, Device, bool, Vec<String>) {
     let device = Device::cpu_with(options);
     let stream = device.new_stream().unwrap();
-    let builder =
-        Loader::builder(range(32)).decode(Signed(1000)).batch_size(4).workers(2).host_slots(host_slots);
+    let builder = Loader::builder(range(32))
+        .decode(Signed(1000))
+        .batch_size(4)
+        .workers(2)
+        .host_slots(host_slots)
+        .epochs(1);
     let (loader, log) = logged(|| builder.build(&device).unwrap());
     let (bytes, batches) = deliver(&loader, &stream);
     assert_eq!(batches, 8);

@@ -57,12 +57,13 @@ fn row_04_a_batch_is_handed_over_while_its_copy_is_under_way() {
             continue;
         }
         within(MINUTE, move || {
-            let copy = 400 * MS;
+            let copy = 1000 * MS;
             let device = Device::cpu_with(CpuOptions::default().copy_time(copy).pin_limit(pin_limit));
             let stream = device.new_stream().unwrap();
             let loader = Loader::builder(range(1))
                 .decode(Uniform(65_536))
                 .workers(1)
+                .epochs(1)
                 .host_slots(1)
                 .build(&device)
                 .unwrap();
