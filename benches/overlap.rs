@@ -33,7 +33,9 @@ fn run([load, copy, compute]: [f64; 3], unit_ms: f64, device_slots: u32, steps: 
     ];
     let mut command = Command::new(env!("CARGO_BIN_EXE_warpfeed"));
     command.args(["bench", "--json", "--device", "cpu"]);
-    numbers.iter().for_each(|(option, number)| drop(command.arg(option).arg(number.to_string())));
+    for (option, number) in numbers {
+        command.arg(option).arg(number.to_string());
+    }
     let out = command.output().unwrap();
     assert!(out.status.success(), "{}", String::from_utf8_lossy(&out.stderr));
     serde_json::from_slice(&out.stdout).unwrap()

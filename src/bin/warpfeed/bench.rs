@@ -20,7 +20,9 @@ const EACH: Duration = Duration::from_millis(10);
 /// An ImageNet crop: 224 × 224 pixels of three bytes.
 const RECORD_BYTES: u64 = 150_528;
 
-/// Measures, in this order: filling a batch, copying it and computing on it, each alone; then all of a step one
+/// Measures how much of a step's shorter stages the pipeline hides behind the longest one.
+///
+/// Measured are, in this order: filling a batch, copying it and computing on it, each alone; then all of a step one
 /// after another; then overlapped, as a training loop has it.
 ///
 /// Reported are the times of a step in ms. ideal = max(load, copy, compute);
@@ -32,6 +34,7 @@ const RECORD_BYTES: u64 = 150_528;
 /// --spin, synthetic records get 10 ms for each stage. With one of them, what is left out takes what it takes:
 /// decoding is a copy of the record, the link a copy in memory, and compute nothing.
 #[derive(Debug, clap::Args)]
+#[command(args_override_self = true, allow_negative_numbers = true)]
 pub(crate) struct Args {
     /// Where records come from
     #[arg(long, value_enum, default_value = "synthetic", conflicts_with = "records")]
@@ -199,8 +202,8 @@ pub(crate) fn run(args: &Args) -> anyhow::Result<()> {
     let report = Report::new(&plan, &measured?);
     let table = report.table(&args.title(&plan));
     if args.json {
-        writeln!(io::stderr(), "{table}")?;
         writeln!(io::stdout(), "{}", report.json(&plan, args.record_bytes()))?;
+        writeln!(io::stderr(), "{table}")?;
     } else {
         writeln!(io::stdout(), "{table}")?;
     }

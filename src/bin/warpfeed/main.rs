@@ -16,8 +16,8 @@ use tracing_subscriber::filter::LevelFilter;
 #[derive(Debug, Parser)]
 #[command(name = "warpfeed", version, max_term_width = 110)]
 struct Cli {
-    /// Tell more on stderr: once what the loader decides, twice every detail.
-    #[arg(short, long, global = true, action = ArgAction::Count)]
+    /// Says more on stderr: once what is decided, twice every detail
+    #[arg(short, long, global = true, action = ArgAction::Count, display_order = 100)]
     verbose: u8,
     #[command(subcommand)]
     command: Command,
@@ -25,7 +25,6 @@ struct Cli {
 
 #[derive(Debug, Subcommand)]
 enum Command {
-    /// Runs the pipeline serially and overlapped, and says how much of the shorter stages the overlap hides.
     Bench(bench::Args),
 }
 

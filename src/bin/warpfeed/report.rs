@@ -10,6 +10,8 @@ use crate::pipeline::{Measured, Plan};
 
 /// Columns of the longest bar.
 const WIDTH: f64 = 48.0;
+/// A stage that waits.
+const IDLE: char = '·';
 /// Below this share of `serial` there is nothing that an overlap could hide.
 const LEAST_GAIN: f64 = 0.01;
 
@@ -99,30 +101,40 @@ impl Report {
 
     /// A few lines with bars, without a newline at the end.
     pub(crate) fn table(&self, title: &str) -> String {
-        let most = self.serial.max(self.overlapped).max(self.load + self.copy + self.compute).max(1e-9);
+        let stages = [(self.load, '█'), (self.copy, '▓'), (self.compute, '▒')];
+        let sum = self.load + self.copy + self.compute;
+        let scale = WIDTH / self.serial.max(self.overlapped).max(sum).max(1e-9);
+        // Ends are rounded, not lengths, so that parts add up to the whole.
         let bar = |parts: &[(f64, char)]| {
             let (mut bar, mut sum) = (String::new(), 0.0);
             for (part, fill) in parts {
-                let from = (sum / most * WIDTH).round() as usize;
+                let from = (sum * scale).round() as usize;
                 sum += part.max(0.0);
-                let to = (sum / most * WIDTH).round() as usize;
-                bar.extend(std::iter::repeat_n(*fill, to - from));
+                bar.extend(std::iter::repeat_n(*fill, (sum * scale).round() as usize - from));
             }
             bar
         };
-        let (l, c, x) = ((self.load, '█'), (self.copy, '▓'), (self.compute, '▒'));
-        let rest = (self.serial - self.load - self.copy - self.compute, '·');
+        let [load, copy, compute] = stages;
+        let longest = stages.into_iter().find(|(time, _)| *time == self.ideal).unwrap_or(load);
+        // Beside each other, and how long each waits for the others.
+        let [first, second, third] = stages.map(|(time, fill)| {
+            let busy = time.min(self.overlapped);
+            bar(&[(busy, fill), (self.overlapped - busy, IDLE)])
+        });
         let rows = [
-            ("load", self.load, bar(&[l])),
-            ("copy", self.copy, bar(&[c])),
-            ("compute", self.compute, bar(&[x])),
-            ("serial", self.serial, bar(&[l, c, x, rest])),
-            ("overlapped", self.overlapped, bar(&[(self.stall, '·'), (self.overlapped - self.stall, '▒')])),
-            ("ideal", self.ideal, bar(&[(self.ideal, '▒')])),
+            ("load", figure(self.load), bar(&[load])),
+            ("copy", figure(self.copy), bar(&[copy])),
+            ("compute", figure(self.compute), bar(&[compute])),
+            ("serial", figure(self.serial), bar(&[load, copy, compute, (self.serial - sum, IDLE)])),
+            ("overlapped", figure(self.overlapped), first),
+            ("", String::new(), second),
+            ("", String::new(), third),
+            ("ideal", figure(self.ideal), bar(&[longest])),
         ];
         let mut out = format!("{title}\n\n             ms a step\n");
         for (name, time, bar) in rows {
-            let _ = writeln!(out, "{name:<11}{:>11}  {bar}", figure(time));
+            let line = format!("{name:<11}{time:>11}  {bar}");
+            let _ = writeln!(out, "{}", line.trim_end());
         }
         let efficiency = match self.efficiency {
             Some(e) => format!("{e:.3}  of what an overlap can hide is hidden"),
