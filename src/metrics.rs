@@ -17,6 +17,7 @@ pub(crate) struct Metrics {
     pub(crate) samples: AtomicU64,
     pub(crate) batches: AtomicU64,
     pub(crate) bytes: AtomicU64,
+    pub(crate) tasks: AtomicU64,
     pub(crate) failed: AtomicU64,
     pub(crate) retried: AtomicU64,
     pub(crate) replaced: AtomicU64,
@@ -33,6 +34,7 @@ impl Metrics {
             samples: zero(),
             batches: zero(),
             bytes: zero(),
+            tasks: zero(),
             failed: zero(),
             retried: zero(),
             replaced: zero(),
@@ -68,6 +70,7 @@ impl Metrics {
             samples: self.samples.load(Relaxed),
             batches: self.batches.load(Relaxed),
             bytes: self.bytes.load(Relaxed),
+            tasks: self.tasks.load(Relaxed),
             failed: self.failed.load(Relaxed),
             retried: self.retried.load(Relaxed),
             replaced: self.replaced.load(Relaxed),
@@ -110,6 +113,8 @@ pub struct Stats {
     pub batches: u64,
     /// Bytes sent over the host-to-device link.
     pub bytes: u64,
+    /// Tasks given to the workers' pool, each of which it keeps in a small box.
+    pub tasks: u64,
     /// Attempts that failed, in delivered batches.
     pub failed: u64,
     /// Attempts that were repeated under a retry policy.

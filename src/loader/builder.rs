@@ -11,50 +11,26 @@ use std::time::{Duration, Instant};
 use crossbeam_channel::{bounded, unbounded};
 
 use super::batch::Life;
-use super::control::{Control, Start};
+use super::config::{AllHeld, Config, Order};
+use super::control::Control;
 use super::copier::{Copier, Order as Arrivals};
 use super::fault::{OnError, Tally};
-use super::feeder::{Feeder, WINDOW};
+use super::feeder::Feeder;
 use super::progress::Progress;
 use super::runtime::{Runtime, default_host_budget, default_workers};
 use super::work::{Pair, Status};
 use super::{Core, Inline, Loader, Shared};
 use crate::checkpoint::State;
-use crate::decode::{Decode, DecodeFn, Raw, Sample};
+use crate::decode::{Decode, DecodeFn, DecodeRuns, Raw, Sample, Samples};
 use crate::device::Device;
 use crate::error::{Error, ErrorKind, Result};
 use crate::metrics::Metrics;
 use crate::pool::{Budget, DeviceSlot, EventPool, FreeSlot};
 use crate::random::key;
-use crate::row::Row;
+use crate::row::{Row, RowBlock};
 use crate::sampler::{Remainder, Sampler, Sequential, Shard, Shuffle};
 use crate::source::Source;
 use crate::spec::{BatchSpec, Field};
-
-/// The order in which batches are delivered.
-#[derive(Debug, Clone, PartialEq, Eq, Default)]
-#[non_exhaustive]
-pub enum Order {
-    /// By number. Runs are the same whatever the threads do.
-    #[default]
-    InOrder,
-    /// As they get ready, at most 64 batches past the oldest undelivered one, never across an epoch's end. The
-    /// order is [recorded](Loader::delivered_order).
-    AsReady,
-    /// As recorded: for each epoch the numbers of its batches. Epochs behind the last are delivered in order.
-    Replay(Vec<Vec<u64>>),
-}
-
-/// What `next` does when every device slot is held by a live batch and the next batch waits for one.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
-#[non_exhaustive]
-pub enum AllHeld {
-    /// It returns [`ErrorKind::Exhausted`].
-    #[default]
-    Error,
-    /// It waits this long for another thread to drop a batch, then returns that error.
-    Wait(Duration),
-}
 
 /// The configuration of a [`Loader`]: plain data, checked as a whole by [`Builder::build`].
 #[must_use = "a builder does nothing until `build`"]
@@ -67,54 +43,9 @@ pub struct Builder<S: Source, D = Raw> {
     config: Config,
 }
 
-#[derive(Debug, Clone)]
-struct Config {
-    batch_size: usize,
-    workers: Option<usize>,
-    host_slots: usize,
-    device_slots: usize,
-    host_budget: Option<usize>,
-    device_budget: usize,
-    max_batch_bytes: Option<usize>,
-    seed: u64,
-    shuffle: bool,
-    shard: Shard,
-    remainder: Remainder,
-    order: Order,
-    on_error: OnError,
-    quarantine: Option<PathBuf>,
-    compact: bool,
-    on_all_held: AllHeld,
-    timeout: Option<Duration>,
-    drop_last: bool,
-    epochs: Option<u64>,
-    resume: Option<State>,
-}
-
 impl<S: Source> Builder<S> {
     pub(super) fn new(source: S) -> Self {
-        let config = Config {
-            batch_size: 1,
-            workers: None,
-            host_slots: 3,
-            device_slots: 2,
-            host_budget: None,
-            device_budget: 1 << 30,
-            max_batch_bytes: None,
-            seed: 0,
-            shuffle: false,
-            shard: Shard::WHOLE,
-            remainder: Remainder::Pad,
-            order: Order::InOrder,
-            on_error: OnError::Fail,
-            quarantine: None,
-            compact: false,
-            on_all_held: AllHeld::Error,
-            timeout: None,
-            drop_last: false,
-            epochs: None,
-            resume: None,
-        };
+        let config = Config::default();
         Self { source, decode: Raw, sampler: None, runtime: None, worker_init: None, config }
     }
 }
@@ -132,6 +63,15 @@ impl<S: Source, D> Builder<S, D> {
         F: Fn(&mut Sample<'_, S>, &mut Row<'_>) -> anyhow::Result<()> + Send + Sync + 'static,
     {
         self.decode(DecodeFn::new(fields.into(), decode))
+    }
+
+    /// Decodes with a closure that writes `fields` of many samples at once, column by column: for samples of a few
+    /// bytes, where a call each would be most of what they cost.
+    pub fn decode_runs<F>(self, fields: impl Into<Vec<Field>>, decode: F) -> Builder<S, DecodeRuns<F>>
+    where
+        F: Fn(&mut Samples<'_, S>, &mut RowBlock<'_>) -> anyhow::Result<()> + Send + Sync + 'static,
+    {
+        self.decode(DecodeRuns::new(fields.into(), decode))
     }
 
     /// Samples a batch. Default 1.
@@ -398,7 +338,7 @@ impl<S: Source, D: Decode<S>> Builder<S, D> {
             shared,
         };
         if workers == 0 {
-            loader.inline = Some(Mutex::new(Inline { feeder, copier, claims: Default::default() }));
+            loader.inline = Some(Mutex::new(Inline { feeder, copier, claims: None }));
         } else {
             let copier = thread("warpfeed-copier", move || copier.run())?;
             let feeder = thread("warpfeed-feeder", move || feeder.run());
@@ -406,67 +346,6 @@ impl<S: Source, D: Decode<S>> Builder<S, D> {
             loader.threads = Mutex::new(vec![copier, feeder]);
         }
         Ok(Loader(ManuallyDrop::new(loader)))
-    }
-}
-
-impl Config {
-    fn check(&self, length: Option<u64>, sampler: bool, init_under_runtime: bool) -> Result<()> {
-        let refuse = |text: &str| Err(Error::new(ErrorKind::InvalidConfig, text));
-        if self.batch_size == 0 {
-            return refuse("batch_size is 0: a batch has at least 1 sample");
-        }
-        if self.host_slots == 0 || self.device_slots == 0 {
-            return refuse("host_slots and device_slots are at least 1 each");
-        }
-        if self.timeout.is_some_and(|t| t.is_zero()) {
-            return refuse("a timeout of 0 lets no batch arrive: leave it out for no limit");
-        }
-        if sampler && self.shuffle {
-            return refuse("`sampler` and `shuffle` both set the order: give one of them");
-        }
-        if init_under_runtime {
-            return refuse(
-                "`worker_init` goes to the workers of this loader, but they belong to a `runtime`",
-            );
-        }
-        if length.is_some() {
-            return Ok(());
-        }
-        if sampler || self.shuffle {
-            return refuse(
-                "a sequence has no index to sample by: shuffle it with a buffer, `source.shuffle_buffer(..)`",
-            );
-        }
-        if self.shard.count() > 1 && self.remainder == Remainder::Pad {
-            return refuse(
-                "a sequence can't be padded, since its records can't be read again: set remainder to Drop or Uneven",
-            );
-        }
-        if self.on_error.replaces() {
-            return refuse("a sequence has no other sample to replace a failed one with: skip it instead");
-        }
-        if matches!(self.order, Order::Replay(_)) {
-            return refuse("the order of a sequence's batches can't be replayed: it is read once, in order");
-        }
-        Ok(())
-    }
-
-    fn start<S: Source>(&self, fingerprint: u64, source: &S) -> Result<Start> {
-        let Some(state) = self.resume else { return Ok(Start::default()) };
-        let (batch, world) = (self.batch_size as u64, self.shard.count());
-        state.check(fingerprint, batch, world)?;
-        if source.len().is_none() && !source.reopens() && (state.epoch > 0 || state.position > 0) {
-            let text =
-                "a source that can be read once can't go on where a saved state says: use `from_iter_fn`";
-            return Err(Error::new(ErrorKind::NotResumable, text));
-        }
-        debug_assert!(state.ahead.is_none_or(|a| a.map >> (WINDOW - 1) <= 1));
-        Ok(Start {
-            epoch: state.epoch,
-            position: state.position,
-            number: state.position.div_ceil(batch.saturating_mul(world)),
-            map: state.ahead.map_or(0, |a| a.map),
-        })
     }
 }
 

@@ -6,7 +6,7 @@ use std::time::{Duration, Instant};
 use crossbeam_channel::{RecvTimeoutError, TryRecvError};
 
 use super::batch::Batch;
-use super::builder::AllHeld;
+use super::config::AllHeld;
 use super::control::Start;
 use super::copier::Delivery;
 use super::feeder::Step;
@@ -33,7 +33,7 @@ pub struct Epoch<'l> {
 
 impl<'l> Epoch<'l> {
     pub(super) fn begin(loader: &'l Core, stream: &Stream) -> Result<Self> {
-        loader.life.process.check()?;
+        loader.life.check_process()?;
         if stream.device() != loader.device {
             let text = "the stream belongs to another device than the loader";
             return Err(Error::new(ErrorKind::InvalidArgument, text));
@@ -88,7 +88,7 @@ impl<'l> Epoch<'l> {
     /// The next batch, `None` at the end of the epoch.
     fn advance(&mut self) -> Result<Option<Batch>> {
         let loader = self.loader;
-        loader.life.process.check()?;
+        loader.life.check_process()?;
         if self.stream.is_capturing()? {
             let text = "the epoch's stream is being captured: take the batch before the capture begins";
             return Err(Error::new(ErrorKind::Capturing, text));
@@ -188,12 +188,11 @@ impl<'l> Epoch<'l> {
     fn work(&self, inline: &mut Inline, start: Instant) -> Result<Delivery> {
         let shared = &self.loader.shared;
         loop {
-            while let Some(claim) = inline.claims.pop_front() {
-                shared.work.run(shared, claim, 0, 0);
-                if !inline.claims.is_empty() {
-                    self.check_timeout(start)?;
-                }
+            while let Some(claim) = inline.claims.as_mut().and_then(Iterator::next) {
+                drop(shared.work.run(shared, claim, 0, 0));
+                self.check_timeout(start)?;
             }
+            inline.claims = None;
             let starved = inline.copier.poll();
             match self.loader.ready.try_recv() {
                 Ok(delivery) => return Ok(delivery),
@@ -207,7 +206,7 @@ impl<'l> Epoch<'l> {
                 continue;
             }
             match inline.feeder.step() {
-                Step::Batch(claims) => inline.claims.extend(claims),
+                Step::Batch(claims) => inline.claims = Some(claims),
                 Step::Sent => {}
                 Step::Idle | Step::NoSlot => {
                     self.check_patience(start)?;

@@ -9,8 +9,9 @@ use crossbeam_channel::{Receiver, Sender, select};
 
 use super::Shared;
 use super::control::{Sleeper, Start, Wishes};
+use super::work::Group;
 use crate::error::{Error, ErrorKind, Result, Stage};
-use crate::pool::{Claim, FreeSlot, Item, Ticket};
+use crate::pool::{Claims, FreeSlot, Item, Ticket};
 use crate::sampler::{Cursor, Remainder};
 
 /// The furthest that a batch may be delivered ahead of the oldest one that was not: what a state's map holds.
@@ -18,6 +19,9 @@ pub(crate) const WINDOW: u64 = 64;
 
 /// How long a task should take where samples are cheap, in nanoseconds: much longer than handing it over does.
 const TASK: u64 = 100_000;
+
+/// Below this cost of a batch, in nanoseconds, several are filled by one task.
+const GROUPED: u64 = 20_000;
 
 pub(crate) struct Feeder {
     shared: Arc<Shared>,
@@ -47,8 +51,8 @@ struct Plan {
 
 /// What a step came to.
 pub(crate) enum Step {
-    /// Something was dispatched: the claims, where the caller is to run them.
-    Batch(Vec<Claim>),
+    /// A batch was begun: the claims on its rows, for somebody to run.
+    Batch(Claims),
     /// An end or an error was sent.
     Sent,
     /// Nothing can be done before the consumer's wishes change.
@@ -93,7 +97,7 @@ impl Feeder {
                     let start = Instant::now();
                     if let Some(slot) = self.free_slot() {
                         shared.metrics.spend(Stage::HostSlot, start.elapsed());
-                        drop(self.feed(slot, false));
+                        self.feed_group(slot);
                     }
                 }
             }
@@ -114,7 +118,7 @@ impl Feeder {
                     return Step::NoSlot;
                 };
                 match slot.wait(Duration::from_millis(5)) {
-                    Ok(true) => self.feed(slot, true),
+                    Ok(true) => self.feed(slot, false),
                     Ok(false) => {
                         self.waiting = Some(slot);
                         Step::NoSlot
@@ -233,8 +237,43 @@ impl Feeder {
         }
     }
 
-    /// Starts the next batch in `slot`.
-    fn feed(&mut self, slot: FreeSlot, inline: bool) -> Step {
+    /// Starts a batch in `slot`; where batches are cheap, as many as there are free slots, in one task.
+    fn feed_group(&mut self, slot: FreeSlot) {
+        let shared = self.shared.clone();
+        let cheap = |len: usize| (1..GROUPED).contains(&(shared.cost.load(Relaxed) * len as u64));
+        if !cheap(shared.batch_size) {
+            if let Step::Batch(claims) = self.feed(slot, false) {
+                claims.for_each(|claim| shared.spawn(claim, 0));
+            }
+            return;
+        }
+        let mut group = Group::default();
+        let mut next = Some(slot);
+        for place in &mut group {
+            let Some(slot) = next.take() else { break };
+            if let Step::Batch(mut claims) = self.feed(slot, true) {
+                *place = claims.next();
+                claims.for_each(|claim| shared.spawn(claim, 0));
+            }
+            let wishes = shared.control.wishes();
+            if matches!(self.look(&wishes), Look::Feed) {
+                next = self.waiting.take().or_else(|| self.free.try_recv().ok());
+                next = match next.map(|mut slot| (slot.wait(Duration::ZERO), slot)) {
+                    Some((Ok(true), slot)) => Some(slot),
+                    // Not free yet, or in trouble: the next round waits for it.
+                    Some((_, slot)) => {
+                        self.waiting = Some(slot);
+                        None
+                    }
+                    None => None,
+                };
+            }
+        }
+        shared.spawn_group(group);
+    }
+
+    /// Starts the next batch in `slot`: the claims on its rows, in one piece where `whole`.
+    fn feed(&mut self, slot: FreeSlot, whole: bool) -> Step {
         let begin = Instant::now();
         let shared = self.shared.clone();
         let Some(plan) = &mut self.plan else { return Step::Idle };
@@ -295,19 +334,17 @@ impl Feeder {
             }
         }
         let len = filling.manifest_mut().len;
-        let run = if inline { 1 } else { self.run_length(len) };
+        let run = if whole { len } else { self.run_length(len) };
         let claims = filling.split(run, self.outlet.clone());
         shared.metrics.spend(Stage::Sample, begin.elapsed());
-        if inline {
-            return Step::Batch(claims.collect());
-        }
-        claims.for_each(|claim| shared.spawn(claim, 0));
-        Step::Batch(Vec::new())
+        Step::Batch(claims)
     }
 
     /// Rows a task: one where samples are dear, many where they are cheap.
     fn run_length(&self, len: usize) -> usize {
         match self.shared.cost.load(Relaxed) {
+            // Without workers the caller looks at its timeout after each run.
+            0 if self.shared.workers == 0 => 1,
             0 => len.div_ceil(8 * self.shared.workers.max(1)),
             cost => usize::try_from(TASK / cost).unwrap_or(1).clamp(1, len.max(1)),
         }

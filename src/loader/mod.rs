@@ -7,13 +7,16 @@
 
 mod batch;
 mod builder;
+mod config;
 mod control;
 mod copier;
 mod epoch;
 mod fault;
 mod feeder;
+mod host_batch;
 mod progress;
 mod runtime;
+mod view;
 mod work;
 
 use std::fmt;
@@ -29,7 +32,7 @@ use crate::checkpoint::State;
 use crate::device::{Device, Stream, reaper};
 use crate::error::{Error, ErrorKind, Place, Result, Stage};
 use crate::metrics::{Metrics, Stats};
-use crate::pool::{Claim, DeviceSlot};
+use crate::pool::{Claim, Claims, DeviceSlot};
 use crate::sampler::{Cursor, Remainder, Sampler, Shard};
 use crate::source::Source;
 use crate::spec::BatchSpec;
@@ -42,11 +45,14 @@ use feeder::Feeder;
 use progress::Progress;
 use work::{Status, Work};
 
-pub use batch::{Batch, Dims, HostBatch, RaggedView, View};
-pub use builder::{AllHeld, Builder, Order};
+pub use batch::Batch;
+pub use builder::Builder;
+pub use config::{AllHeld, Order};
 pub use epoch::Epoch;
 pub use fault::OnError;
+pub use host_batch::HostBatch;
 pub use runtime::Runtime;
+pub use view::{Dims, RaggedView, View};
 
 /// What the consumer, the feeder, the copier and the workers share.
 pub(crate) struct Shared {
@@ -171,7 +177,7 @@ struct Inline {
     feeder: Feeder,
     copier: Copier,
     /// Rows of the batch that is being filled.
-    claims: std::collections::VecDeque<Claim>,
+    claims: Option<Claims>,
 }
 
 impl Loader {
@@ -234,7 +240,7 @@ impl Loader {
     /// What a drop met before; [`ErrorKind::Timeout`] naming the sample that a thread is stuck in: it is left to itself,
     /// and its memory stays; [`ErrorKind::Forked`].
     pub fn close(self) -> Result<Report> {
-        self.0.life.process.check()?;
+        self.0.life.check_process()?;
         self.0.shared.control.close();
         let deadline = Instant::now() + Duration::from_secs(1);
         let mut threads = std::mem::take(&mut *lock(&self.0.threads));
