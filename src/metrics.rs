@@ -62,11 +62,16 @@ impl Metrics {
             |from: &[AtomicU64; STAGES]| ALL.map(|s| Duration::from_nanos(from[s as usize].load(Relaxed)));
         let mut busy = times(&self.busy);
         busy[Stage::Copy as usize] = link;
+        let mut stalled = times(&self.stalled);
+        if link < stalled[Stage::Copy as usize].mul_f64(LINK_AT_WORK) {
+            let behind = std::mem::take(&mut stalled[Stage::Copy as usize]);
+            stalled[Stage::Consumer as usize] += behind;
+        }
         Stats {
             wall: self.start.elapsed(),
             workers,
             busy,
-            stalled: times(&self.stalled),
+            stalled,
             samples: self.samples.load(Relaxed),
             batches: self.batches.load(Relaxed),
             bytes: self.bytes.load(Relaxed),
@@ -79,6 +84,10 @@ impl Metrics {
         }
     }
 }
+
+/// The share of a wait for copies that the link is at work where it is the cause. Below it the copies themselves
+/// wait, for device slots that the consumer's work on the device has not left yet.
+const LINK_AT_WORK: f64 = 0.75;
 
 const ALL: [Stage; STAGES] = [
     Stage::Sample,
@@ -138,7 +147,8 @@ impl Stats {
         self.busy[stage as usize]
     }
 
-    /// Time that the consumer waited for `stage`.
+    /// Time that the consumer waited for `stage`. For [`Stage::Consumer`]: host code that runs ahead of its device waited
+    /// for what it had enqueued there itself.
     pub fn stalled(&self, stage: Stage) -> Duration {
         self.stalled[stage as usize]
     }
@@ -154,7 +164,8 @@ impl Stats {
     }
 
     /// The stage that limits the run. [`Stage::Consumer`] where the consumer waits for under 2 % of the time and the
-    /// link is not full: then the loader keeps up, and only a faster training step makes the run faster.
+    /// link is not full, or waits for its own work on the device: then the loader keeps up, and only a faster training
+    /// step makes the run faster.
     pub fn limiting(&self) -> Stage {
         let wall = self.wall.as_secs_f64().max(1e-9);
         if self.stalled_in_all().as_secs_f64() < 0.02 * wall {
