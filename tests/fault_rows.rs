@@ -8,6 +8,7 @@ use std::sync::{Arc, Mutex};
 use std::time::{Duration, Instant};
 
 use warpfeed::decode::Sample;
+use warpfeed::sampler::Sampler;
 use warpfeed::source::{RecordFile, Source, from_fn};
 use warpfeed::{Builder, Error, ErrorKind, Field, Loader, OnError, Order, Place, SampleRng, Stage, Stream};
 
@@ -390,6 +391,75 @@ fn retries_end_in_the_policy_behind_them_line_by_line() {
         for line in lines {
             let place = ["epoch", "batch", "row", "index"].map(|k| line[k].as_u64().unwrap());
             assert_eq!((place, line["stage"].as_str()), ([0, 1, 1, 5], Some("read")));
+        }
+    });
+}
+
+/// Sequential, until it is asked for this position; and a source that panics in `hint`, or in `describe`.
+struct Panicking {
+    at: u64,
+    hint: bool,
+    describe: bool,
+}
+
+impl Sampler for Panicking {
+    fn len(&self) -> u64 {
+        20
+    }
+    fn index(&self, _: u64, position: u64) -> u64 {
+        assert!(position != self.at, "no position {position}");
+        position
+    }
+    fn fingerprint(&self) -> u64 {
+        1
+    }
+}
+
+impl Source for Panicking {
+    type Record = u64;
+    type Scratch = u64;
+
+    fn len(&self) -> Option<u64> {
+        Some(20)
+    }
+    fn fingerprint(&self) -> u64 {
+        1
+    }
+    fn describe(&self, index: u64) -> Place {
+        assert!(!self.describe, "no place");
+        Place::of_index(index)
+    }
+    fn hint(&self, upcoming: &[u64]) {
+        assert!(!(self.hint && upcoming.contains(&self.at)), "no hint");
+    }
+    fn read<'a>(&'a self, index: u64, scratch: &'a mut u64) -> warpfeed::Result<&'a u64> {
+        if self.describe && index == self.at {
+            return Err(Error::new(ErrorKind::Corrupt, "bad record"));
+        }
+        *scratch = index;
+        Ok(scratch)
+    }
+}
+
+#[test]
+fn a_panic_in_a_sampler_or_in_any_call_of_a_source_is_an_error() {
+    within(LONG, || {
+        let (device, stream) = cpu();
+        let panicking = |hint, describe| Panicking { at: 9, hint, describe };
+        for workers in [0, 2] {
+            let build = |source| Loader::builder(source).decode(Number).batch_size(4).workers(workers);
+            let sampler = numbers(20).batch_size(4).workers(workers).sampler(panicking(false, false));
+            let hint = build(panicking(true, false)).build(&device).unwrap();
+            for (loader, text) in [(sampler.build(&device).unwrap(), "no position 9"), (hint, "no hint")] {
+                for seen_before in [2, 0] {
+                    let (seen, e) = until_error(&loader, &stream);
+                    assert_eq!((seen.len(), e.kind()), (seen_before, ErrorKind::Panic), "{e}");
+                    assert!(e.to_string().contains(text), "{e}");
+                }
+            }
+            let describe = build(panicking(false, true)).build(&device).unwrap();
+            let (seen, e) = until_error(&describe, &stream);
+            assert_eq!((seen.len(), e.kind(), e.place().index), (2, ErrorKind::Corrupt, Some(9)));
         }
     });
 }

@@ -11,8 +11,8 @@ use super::Shared;
 use super::batch::enough;
 use super::control::{Start, Wishes};
 use super::plan::Plan;
-use super::work::Group;
-use crate::error::{Error, Stage};
+use super::work::{Group, guard};
+use crate::error::{Error, Place, Stage};
 use crate::pool::{Claims, FreeSlot, Item, Ticket};
 use crate::sampler::Remainder;
 
@@ -71,19 +71,12 @@ impl Feeder {
     pub(crate) fn run(mut self) {
         let shared = self.shared.clone();
         while !shared.control.is_closed() {
-            let held = shared.control.hold();
-            match self.look(&held) {
-                Look::Wait => {
-                    if !shared.control.is_closed() {
-                        shared.control.wait(held);
-                    }
-                }
-                Look::End => {
-                    drop(held);
-                    self.end_epoch();
-                }
+            // User code may run in here: no lock is held.
+            let wishes = shared.control.wishes();
+            match self.look(&wishes) {
+                Look::Wait => shared.control.wait(&wishes),
+                Look::End => self.end_epoch(),
                 Look::Feed => {
-                    drop(held);
                     let start = Instant::now();
                     if let Some(slot) = self.free_slot() {
                         shared.metrics.spend(Stage::HostSlot, start.elapsed());
@@ -326,11 +319,26 @@ impl Feeder {
         match cursor {
             Some(cursor) => {
                 let indices = &mut manifest.rows.indices[..len];
-                cursor.fill(&*shared.sampler, self.epoch, first, indices);
+                let planned = guard(|| {
+                    cursor.fill(&*shared.sampler, self.epoch, first, indices);
+                    shared.work.hint(indices);
+                    Ok(())
+                });
+                if let Err(error) = planned {
+                    // The batch does not exist: its number of dispatch goes to the error.
+                    self.seq -= 1;
+                    self.waiting = Some(filling.cancel());
+                    let (epoch, batch) = (Some(self.epoch), Some(number));
+                    return self.fail(error.at(Place {
+                        epoch,
+                        batch,
+                        stage: Some(Stage::Sample),
+                        ..Place::default()
+                    }));
+                }
                 if len > 0 && cursor.is_padding(first + len as u64 - 1) {
                     manifest.padding = Some(len - 1);
                 }
-                shared.work.hint(indices);
             }
             None => {
                 self.shared.feeder_waits(Some(Stage::Sample));
