@@ -1,4 +1,4 @@
-//! What the integration tests share: a watchdog, sources whose bytes can be checked, and a collector of log lines.
+//! What the integration tests share: samples whose bytes can be checked, and a collector of log lines.
 
 #![allow(dead_code, reason = "each test binary uses a part of it")]
 #![allow(
@@ -8,45 +8,16 @@
     reason = "a test stops at the first surprise"
 )]
 
-use std::sync::mpsc::{RecvTimeoutError, channel};
 use std::sync::{Arc, Mutex};
-use std::time::{Duration, Instant};
 
 use warpfeed::decode::{Decode, Sample};
-use warpfeed::source::{Source, from_fn};
+use warpfeed::source::Source;
 use warpfeed::{Device, Field, HostBatch, Row};
 
-/// Runs `code` on a thread of its own. A hang is a failed test: after `limit` this panics, and the thread is left.
-pub(crate) fn within<T: Send + 'static>(limit: Duration, code: impl FnOnce() -> T + Send + 'static) -> T {
-    let (done, outcome) = channel();
-    let name = std::thread::current().name().unwrap_or("test").to_string();
-    let thread = std::thread::Builder::new().name(name).spawn(move || {
-        let _ = done.send(code());
-    });
-    let thread = thread.unwrap();
-    match outcome.recv_timeout(limit) {
-        Ok(value) => value,
-        Err(RecvTimeoutError::Timeout) => panic!("still not over after {limit:?}: a hang"),
-        Err(RecvTimeoutError::Disconnected) => match thread.join() {
-            Err(payload) => std::panic::resume_unwind(payload),
-            Ok(()) => unreachable!("it sends before it ends"),
-        },
-    }
-}
+mod watch;
 
-/// Waits until `condition` holds.
-pub(crate) fn eventually(what: &str, condition: impl Fn() -> bool) {
-    let deadline = Instant::now() + Duration::from_secs(20);
-    while !condition() {
-        assert!(Instant::now() < deadline, "not within 20 s: {what}");
-        std::thread::sleep(Duration::from_millis(1));
-    }
-}
-
-/// The records 0, 1, … n-1.
-pub(crate) fn range(n: u64) -> impl Source<Record = u64> {
-    from_fn(n, Ok)
-}
+#[allow(unused_imports, reason = "each test binary uses a part of it")]
+pub(crate) use watch::{eventually, range, within};
 
 /// FNV-1a, 64 bits.
 pub(crate) fn checksum(bytes: &[u8]) -> u64 {
