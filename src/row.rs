@@ -1,11 +1,15 @@
 //! Writing a sample into its row of a batch.
 
+mod block;
+
+pub use block::RowBlock;
+
 use std::marker::PhantomData;
 use std::ptr::NonNull;
 use std::sync::atomic::{AtomicUsize, Ordering};
 
 use crate::error::{Error, ErrorKind, Result};
-use crate::spec::{BatchSpec, Column, Element, FieldKind, MAX_FIELDS, ROW_ALIGN, bytes_of};
+use crate::spec::{BatchSpec, Column, Element, Field, FieldKind, MAX_FIELDS, ROW_ALIGN, bytes_of};
 
 /// How a field is named in a call: by its name, or (a little faster) by its place among the decoder's fields.
 pub trait FieldKey: sealed::Sealed + Copy {
@@ -41,6 +45,13 @@ impl FieldKey for usize {
 fn find(spec: &BatchSpec, field: impl FieldKey) -> Result<(usize, &Column)> {
     let number = field.number(spec)?;
     Ok((number, &spec.columns()[number]))
+}
+
+/// The first field without its bit.
+fn missing(spec: &BatchSpec, written: u128) -> Option<&Field> {
+    let all = u128::MAX >> (MAX_FIELDS - spec.columns().len());
+    let missing = all & !written;
+    (missing != 0).then(|| &spec.columns()[missing.trailing_zeros() as usize].field)
 }
 
 /// Where a ragged row lies: byte offset within the heap, length in elements, and what was reserved for it.
@@ -150,6 +161,10 @@ impl<'a> Rows<'a> {
         }
     }
 
+    pub(crate) fn len(&self) -> usize {
+        self.indices.len()
+    }
+
     /// The row's number in the batch.
     pub(crate) fn number(&self, k: usize) -> usize {
         self.first + k
@@ -169,6 +184,20 @@ impl<'a> Rows<'a> {
         unsafe { *self.arena.as_ptr().add(self.first + k) = u8::from(valid) };
     }
 
+    /// All rows of the claim as a block, and their indices.
+    pub(crate) fn block(&mut self) -> (&[u64], RowBlock<'_>) {
+        self.spans.fill(Span::default());
+        // SAFETY: the claim is exclusively borrowed while the block lives.
+        let block = unsafe { RowBlock::new(self.spec, self.arena, self.first, self.indices.len()) };
+        (self.indices, block)
+    }
+
+    pub(crate) fn set_all_valid(&mut self) {
+        self.valid.fill(true);
+        // SAFETY: the mask is the first `capacity` bytes of the arena, and these rows of it are ours by `claim`.
+        unsafe { self.arena.as_ptr().add(self.first).write_bytes(1, self.valid.len()) };
+    }
+
     /// The k-th row of the claim, for writing.
     pub(crate) fn row(&mut self, k: usize) -> Row<'_> {
         let (ragged, host) = self.spec.ragged_and_host();
@@ -186,7 +215,7 @@ impl<'a> Rows<'a> {
     }
 }
 
-const _: () = assert!(MAX_FIELDS <= 128, "Row::written has a bit a field");
+const _: () = assert!(MAX_FIELDS == 128, "Row::written has a bit a field");
 
 /// A sample's row of a batch, in page-locked memory. A decoder writes every field of it, once.
 pub struct Row<'a> {
@@ -365,13 +394,12 @@ impl Row<'_> {
 
     /// Refuses a row with a field that nobody wrote: it would carry bytes of an earlier batch.
     pub(crate) fn finish(&self) -> Result<()> {
-        let all = u128::MAX >> (128 - self.spec.columns().len());
-        let missing = all & !self.written;
-        if missing == 0 {
-            return Ok(());
+        match missing(self.spec, self.written) {
+            None => Ok(()),
+            Some(field) => {
+                Err(self.error(ErrorKind::MissingField, format!("the decoder did not write field {field}")))
+            }
         }
-        let field = &self.spec.columns()[missing.trailing_zeros() as usize].field;
-        Err(self.error(ErrorKind::MissingField, format!("the decoder did not write field {field}")))
     }
 
     /// Makes a hole of the row: zero bytes, no elements, no text.
@@ -468,7 +496,6 @@ impl Row<'_> {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::spec::Field;
 
     struct Slot {
         spec: BatchSpec,

@@ -217,7 +217,7 @@ pub(crate) struct Column {
     pub(crate) ordinal: usize,
 }
 
-/// The layout of a batch of up to `capacity` rows: see the [module documentation](self).
+/// The layout of a batch of up to `capacity` rows: see the documentation of its fields.
 #[derive(Debug, Clone)]
 pub struct BatchSpec {
     capacity: usize,

@@ -7,8 +7,6 @@ use loom::sync::atomic::{AtomicUsize, Ordering};
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::sync::{Condvar, Mutex, MutexGuard, PoisonError};
 
-use crate::error::{Error, ErrorKind, Result};
-
 /// Counts the rows of a batch that are still being filled. Whoever brings it to zero owns the batch.
 #[derive(Debug)]
 pub(crate) struct Countdown(AtomicUsize);
@@ -54,25 +52,41 @@ pub(crate) struct Process(u32);
 impl Process {
     /// The process of the caller.
     pub(crate) fn current() -> Self {
-        Self(std::process::id())
+        Self(fork::count())
     }
 
     /// Whether the caller runs in a process forked from this one.
     pub(crate) fn is_forked(self) -> bool {
         self != Self::current()
     }
+}
 
-    /// # Errors
-    /// [`ErrorKind::Forked`] in a forked child.
-    pub(crate) fn check(self) -> Result<()> {
-        if !self.is_forked() {
-            return Ok(());
+/// Tells a child from its parent without a system call: it is asked several times a batch.
+#[cfg(all(unix, not(miri)))]
+mod fork {
+    use std::sync::Once;
+    use std::sync::atomic::{AtomicU32, Ordering::Relaxed};
+
+    static COUNT: AtomicU32 = AtomicU32::new(0);
+
+    /// How many forks lie between the first call's process and this one.
+    pub(super) fn count() -> u32 {
+        static WATCH: Once = Once::new();
+        extern "C" fn child() {
+            COUNT.fetch_add(1, Relaxed);
         }
-        let text = format!(
-            "this is a forked child of process {}, whose threads it does not have: build a loader of its own here",
-            self.0
-        );
-        Err(Error::new(ErrorKind::Forked, text))
+        // SAFETY: the handler is a static function that does one atomic addition, which a child may do.
+        WATCH.call_once(|| unsafe {
+            libc::pthread_atfork(None, None, Some(child));
+        });
+        COUNT.load(Relaxed)
+    }
+}
+
+#[cfg(any(not(unix), miri))]
+mod fork {
+    pub(super) fn count() -> u32 {
+        std::process::id()
     }
 }
 

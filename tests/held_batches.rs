@@ -177,7 +177,7 @@ fn one_epoch_of_a_loader_lives_at_a_time() {
         });
         assert_eq!(samples(&loader, &stream).len(), 10);
         let e = loader.epoch(&stream).err().unwrap();
-        assert!(e.kind() == ErrorKind::InvalidArgument && e.to_string().contains("3 epochs"), "{e}");
+        assert!(e.kind() == ErrorKind::Finished && e.to_string().contains("3 epochs"), "{e}");
         assert_eq!((loader.state().epoch(), loader.state().position()), (3, 0));
     });
 }
@@ -195,7 +195,7 @@ fn a_panic_in_work_on_a_batch_surfaces_once_and_no_batch_is_lost() {
                     match next {
                         Ok(batch) => {
                             if batch.number() == 3 {
-                                batch.enqueue(&stream, |_| panic!("boom on the stream")).unwrap();
+                                batch.enqueue(&stream, |_| -> () { panic!("boom on the stream") }).unwrap();
                             }
                             seen.push(batch.number());
                         }

@@ -5,7 +5,7 @@ use std::time::{Duration, Instant};
 
 use crate::error::{Error, Result};
 use crate::random::SampleRng;
-use crate::row::Row;
+use crate::row::{Row, RowBlock};
 use crate::source::{Records, Source};
 use crate::spec::Field;
 
@@ -41,6 +41,69 @@ pub trait Decode<S: Source>: Send + Sync + 'static {
         scratch: &mut Self::Scratch,
         row: &mut Row<'_>,
     ) -> anyhow::Result<()>;
+
+    /// Writes every field of several samples into consecutive rows, where that is cheaper than one by one; `false`
+    /// where the decoder does not do that, and none was written. What fails here is decoded again one by one, so
+    /// that the sample which fails is known.
+    ///
+    /// # Errors
+    /// Whatever keeps one of the samples from being decoded.
+    fn decode_run(
+        &self,
+        _samples: &mut Samples<'_, S>,
+        _scratch: &mut Self::Scratch,
+        _rows: &mut RowBlock<'_>,
+    ) -> anyhow::Result<bool> {
+        Ok(false)
+    }
+}
+
+/// Several samples on their way into a batch.
+pub struct Samples<'a, S: Source> {
+    source: &'a S,
+    scratch: &'a mut S::Scratch,
+    seed: u64,
+    epoch: u64,
+    indices: &'a [u64],
+}
+
+impl<'a, S: Source> Samples<'a, S> {
+    pub(crate) fn new(
+        source: &'a S,
+        scratch: &'a mut S::Scratch,
+        [seed, epoch]: [u64; 2],
+        indices: &'a [u64],
+    ) -> Self {
+        Self { source, scratch, seed, epoch, indices }
+    }
+
+    /// Their indices in the source, in the order of the rows.
+    pub fn indices(&self) -> &'a [u64] {
+        self.indices
+    }
+
+    /// The epoch, from 0.
+    pub fn epoch(&self) -> u64 {
+        self.epoch
+    }
+
+    /// The source.
+    pub fn source(&self) -> &'a S {
+        self.source
+    }
+
+    /// The generator of sample `index`: as [`Sample::rng`].
+    pub fn rng(&self, index: u64) -> SampleRng {
+        SampleRng::new(self.seed, self.epoch, index)
+    }
+
+    /// Record `index`.
+    ///
+    /// # Errors
+    /// As [`Source::read`].
+    pub fn read(&mut self, index: u64) -> Result<&S::Record> {
+        self.source.read(index, self.scratch)
+    }
 }
 
 /// One sample on its way into a batch.
@@ -81,7 +144,8 @@ impl<'a, S: Source> Sample<'a, S> {
         self.source
     }
 
-    /// A generator keyed by (seed, epoch, index), from its first number at each call.
+    /// A generator keyed by (seed, epoch, index). Each call gives a fresh one, which draws the same numbers; take it before
+    /// [`Sample::read`], whose record borrows the sample.
     pub fn rng(&self) -> SampleRng {
         SampleRng::new(self.seed, self.epoch, self.index)
     }
@@ -163,6 +227,53 @@ where
     fn decode(&self, sample: &mut Sample<'_, S>, (): &mut (), row: &mut Row<'_>) -> anyhow::Result<()> {
         (self.decode)(sample, row)
     }
+}
+
+/// A decoder made of a list of fields and a closure that writes a run of rows at once.
+pub struct DecodeRuns<F>(DecodeFn<F>);
+
+impl<F> DecodeRuns<F> {
+    pub(crate) fn new(fields: Vec<Field>, decode: F) -> Self {
+        Self(DecodeFn { fields, decode })
+    }
+}
+
+impl<S, F> Decode<S> for DecodeRuns<F>
+where
+    S: Source,
+    F: Fn(&mut Samples<'_, S>, &mut RowBlock<'_>) -> anyhow::Result<()> + Send + Sync + 'static,
+{
+    type Scratch = ();
+
+    fn fields(&self, _source: &S) -> Result<Vec<Field>> {
+        Ok(self.0.fields.clone())
+    }
+
+    fn decode(&self, sample: &mut Sample<'_, S>, (): &mut (), row: &mut Row<'_>) -> anyhow::Result<()> {
+        let indices = [sample.index];
+        let key = [sample.seed, sample.epoch];
+        let mut samples = Samples::new(sample.source, sample.scratch, key, &indices);
+        row.with_block(|block| (self.0.decode)(&mut samples, block))
+    }
+
+    fn decode_run(
+        &self,
+        samples: &mut Samples<'_, S>,
+        (): &mut (),
+        rows: &mut RowBlock<'_>,
+    ) -> anyhow::Result<bool> {
+        (self.0.decode)(samples, rows).map(|()| true)
+    }
+}
+
+/// Decodes a run of rows at once; `false` where the decoder does not, or one of them failed.
+pub(crate) fn decode_block<S: Source, D: Decode<S>>(
+    decode: &D,
+    samples: &mut Samples<'_, S>,
+    scratch: &mut D::Scratch,
+    block: &mut RowBlock<'_>,
+) -> bool {
+    matches!(decode.decode_run(samples, scratch, block), Ok(true)) && block.finish().is_ok()
 }
 
 /// Decodes one row, checks that it is whole, and says what went wrong otherwise. Panics pass through.

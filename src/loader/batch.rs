@@ -4,17 +4,19 @@ use std::borrow::Cow;
 use std::fmt;
 use std::marker::PhantomData;
 use std::mem::ManuallyDrop;
-use std::ops::Deref;
-use std::sync::atomic::{AtomicUsize, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering, fence};
 use std::sync::{Arc, Mutex};
 
 use crossbeam_channel::Sender;
 
+use super::control::Waker;
+use super::host_batch::{HostBatch, Outcome, Pinned, fixed, ragged};
+use super::view::{Dims, RaggedView, View};
 use crate::checkpoint::State;
 use crate::device::Stream;
 use crate::error::{Error, ErrorKind, Result};
 use crate::pool::{DeviceSlot, Manifest};
-use crate::spec::{BatchSpec, Column, DType, Element, FieldKind, MAX_DIMS};
+use crate::spec::{BatchSpec, Element, FieldKind};
 use crate::sync::{Process, lock};
 
 /// What batches share with the loader that they may outlive.
@@ -27,21 +29,66 @@ pub(crate) struct Life {
     pub(crate) lost: AtomicUsize,
     /// An error that a drop met, for the next call.
     pub(crate) error: Mutex<Option<Error>>,
+    /// The control's version under which the copier found no device slot for a filled batch; else 0.
+    pub(crate) starved: AtomicU64,
+    /// Whether the consumer is blocked in `next`.
+    pub(crate) waiting: AtomicBool,
+    copier: Arc<Waker>,
 }
 
 impl Life {
-    pub(crate) fn new() -> Self {
+    pub(crate) fn new(copier: Arc<Waker>) -> Self {
         Self {
             process: Process::current(),
             held: AtomicUsize::new(0),
             lost: AtomicUsize::new(0),
             error: Mutex::new(None),
+            starved: AtomicU64::new(0),
+            waiting: AtomicBool::new(false),
+            copier,
         }
+    }
+
+    /// Gives a slot back to the copier, and wakes that if it is worth it: waking a thread for every small batch would cost
+    /// more than the batch. It is when half of the slots are free, or the consumer is blocked.
+    pub(crate) fn give_back(&self, slot: DeviceSlot, home: &Sender<DeviceSlot>) {
+        // The channel has room for every slot. A closed one means that the loader is gone: the slot comes back in the
+        // error, and its memory is freed behind its gate.
+        drop(home.send(slot));
+        self.wake_copier(home);
+    }
+
+    /// The two fences (this, and the copier's after it says that it starves) order "slot sent, then flag read" against "flag
+    /// set, then slots counted": one of the two sides sees the other.
+    pub(crate) fn wake_copier(&self, home: &Sender<DeviceSlot>) {
+        fence(Ordering::SeqCst);
+        if self.starved.load(Ordering::Relaxed) != 0
+            && (enough(home.len(), home.capacity()) || self.waiting.load(Ordering::Relaxed))
+        {
+            self.copier.wake();
+        }
+    }
+
+    /// # Errors
+    /// [`ErrorKind::Forked`] in a forked child.
+    pub(crate) fn check_process(&self) -> Result<()> {
+        if !self.process.is_forked() {
+            return Ok(());
+        }
+        let text = "this process was forked from the one that built the loader, and does not have its threads: build a \
+                    loader of its own here";
+        Err(Error::new(ErrorKind::Forked, text))
     }
 
     pub(crate) fn take_error(&self) -> Option<Error> {
         lock(&self.error).take()
     }
+}
+
+/// Whether so many free slots are worth waking a thread for.
+pub(crate) fn enough(free: usize, slots: Option<usize>) -> bool {
+    // With three or fewer, each is.
+    free > 0 && 2 * free >= slots.filter(|&n| n > 3).unwrap_or(0)
 }
 
 /// A batch on the device. It is ordered on the stream that its epoch was opened with: work enqueued there sees
@@ -72,6 +119,18 @@ impl Batch {
 
     fn manifest(&self) -> &Manifest {
         self.slot.manifest()
+    }
+
+    /// The address of the slot on the device.
+    pub(crate) fn device_address(&self) -> *const u8 {
+        self.slot.buffer().as_ptr()
+    }
+
+    /// Byte offset within the heap and length in elements of a ragged row.
+    pub(crate) fn span(&self, row: usize, ordinal: usize) -> Option<(usize, usize)> {
+        let (ragged, _) = self.spec.ragged_and_host();
+        let span = self.manifest().rows.spans[..self.len() * ragged].get(row * ragged + ordinal)?;
+        Some((span.offset, span.len))
     }
 
     /// Rows of the batch, holes included.
@@ -189,7 +248,7 @@ impl Batch {
     }
 
     fn host_batch(&self) -> Result<HostBatch<'_>> {
-        self.life.process.check()?;
+        self.life.check_process()?;
         if let Some(copied) = self.slot.copied() {
             copied.synchronize()?;
         }
@@ -200,11 +259,16 @@ impl Batch {
 
     /// Runs `work` on `stream`, behind the batch and what is enqueued there already, with the batch's memory for it
     /// to read. Marks the batch as used on `stream`. The host goes on at once; the batch may be dropped meanwhile. CPU
-    /// device only: on another device kernels take the place of `work`.
+    /// device only: on another device kernels take the place of `work`. An error that `work` returns surfaces at the
+    /// stream's next call, as a panic does.
     ///
     /// # Errors
     /// [`ErrorKind::InvalidArgument`] for a stream of another device; what earlier work on `stream` met.
-    pub fn enqueue(&self, stream: &Stream, work: impl FnOnce(HostBatch<'_>) + Send + 'static) -> Result<()> {
+    pub fn enqueue<R: Outcome>(
+        &self,
+        stream: &Stream,
+        work: impl FnOnce(HostBatch<'_>) -> R + Send + 'static,
+    ) -> Result<()> {
         self.record_stream(stream)?;
         let memory = Pinned {
             arena: self.slot.buffer().as_ptr(),
@@ -213,11 +277,11 @@ impl Batch {
             number: self.number(),
             spec: self.spec.clone(),
         };
-        stream.enqueue(move || {
+        stream.enqueue_fallible(move || {
             let memory = memory;
             // SAFETY: the stream waits for the copy before this (`record_stream`). The slot is written or freed behind its
             // gate only, which holds an event recorded on this stream after this work; or it is leaked.
-            work(unsafe { memory.host() });
+            work(unsafe { memory.host() }).result()
         })
     }
 
@@ -227,7 +291,7 @@ impl Batch {
     /// # Errors
     /// [`ErrorKind::InvalidArgument`] for a stream of another device; what earlier work on `stream` met.
     pub fn record_stream(&self, stream: &Stream) -> Result<()> {
-        self.life.process.check()?;
+        self.life.check_process()?;
         self.slot.use_on(stream)
     }
 
@@ -262,312 +326,12 @@ impl Drop for Batch {
         if let Err(error) = slot.release() {
             lock(&self.life.error).get_or_insert(error);
         }
+        self.life.held.fetch_sub(1, Ordering::AcqRel);
         if slot.is_lost() {
             self.life.lost.fetch_add(1, Ordering::AcqRel);
             drop(slot);
         } else {
-            // The channel has room for every slot. A closed one means that the loader is gone: the slot comes back in
-            // the error, and its memory is freed behind its gate.
-            drop(self.home.send(slot));
+            self.life.give_back(slot, &self.home);
         }
-        self.life.held.fetch_sub(1, Ordering::AcqRel);
-    }
-}
-
-/// What `enqueue` takes along of a batch that may be dropped before the work runs.
-struct Pinned {
-    arena: *const u8,
-    len: usize,
-    epoch: u64,
-    number: u64,
-    spec: Arc<BatchSpec>,
-}
-
-// SAFETY: the pointer is to a device slot's memory, which any thread may read while the slot's gate holds it.
-unsafe impl Send for Pinned {}
-
-impl Pinned {
-    /// # Safety
-    /// The batch's bytes are there, and are not written while what this returns lives.
-    unsafe fn host(&self) -> HostBatch<'_> {
-        HostBatch {
-            arena: self.arena,
-            len: self.len,
-            epoch: self.epoch,
-            number: self.number,
-            spec: &self.spec,
-            _bytes: PhantomData,
-        }
-    }
-}
-
-/// A batch's memory, for reading: inside work on a stream of the CPU device.
-#[derive(Clone, Copy)]
-pub struct HostBatch<'a> {
-    arena: *const u8,
-    len: usize,
-    epoch: u64,
-    number: u64,
-    spec: &'a BatchSpec,
-    _bytes: PhantomData<&'a [u8]>,
-}
-
-impl<'a> HostBatch<'a> {
-    /// # Safety
-    /// `arena` holds the bytes of a batch laid out by `spec`, which nobody writes for `'a`.
-    unsafe fn new(arena: *const u8, spec: &'a BatchSpec, manifest: &Manifest) -> Self {
-        let ticket = manifest.ticket;
-        let (len, epoch, number) = (manifest.len, ticket.epoch, ticket.number);
-        Self { arena, len, epoch, number, spec, _bytes: PhantomData }
-    }
-
-    /// Rows of the batch, holes included.
-    #[allow(clippy::len_without_is_empty)] // As for `Batch`.
-    pub fn len(&self) -> usize {
-        self.len
-    }
-
-    /// The epoch, from 0.
-    pub fn epoch(&self) -> u64 {
-        self.epoch
-    }
-
-    /// The number of the batch within its epoch.
-    pub fn number(&self) -> u64 {
-        self.number
-    }
-
-    /// Which rows hold a sample.
-    pub fn valid(&self) -> &'a [bool] {
-        // SAFETY: the mask is the first `capacity` bytes, which only `Rows::set_valid` and zeroing write: 0 or 1.
-        unsafe { std::slice::from_raw_parts(self.arena.cast(), self.len) }
-    }
-
-    /// The elements of a field, `[len, shape…]`.
-    ///
-    /// # Errors
-    /// [`ErrorKind::InvalidArgument`] for an unknown or ragged field, [`ErrorKind::DTypeMismatch`];
-    /// [`ErrorKind::Corrupt`] where a byte of a bool field is neither 0 nor 1.
-    pub fn get<T: Element>(&self, field: &str) -> Result<&'a [T]> {
-        self.rows(field, self.len)
-    }
-
-    /// The elements of a field, `[capacity, shape…]`; rows from `len` on are zero.
-    ///
-    /// # Errors
-    /// As [`HostBatch::get`].
-    pub fn padded<T: Element>(&self, field: &str) -> Result<&'a [T]> {
-        self.rows(field, self.spec.capacity())
-    }
-
-    fn rows<T: Element>(&self, field: &str, rows: usize) -> Result<&'a [T]> {
-        let (offset, shape) = fixed::<T>(self.spec, field)?;
-        self.elements(field, offset, rows * shape.iter().product::<usize>())
-    }
-
-    /// One row of a ragged field.
-    ///
-    /// # Errors
-    /// As [`HostBatch::get`], for a field that is not ragged, and for a row that there is not.
-    pub fn ragged<T: Element>(&self, field: &str, row: usize) -> Result<&'a [T]> {
-        let column = ragged::<T>(self.spec, field)?;
-        if row >= self.len {
-            return Err(Error::new(
-                ErrorKind::InvalidArgument,
-                format!("row {row} of a batch of {}", self.len),
-            ));
-        }
-        // SAFETY: the table has an entry of two u64 a row at `offset`, 8-byte aligned, written by `Row` or zeroed.
-        let [offset, len] = unsafe { self.arena.add(column.offset).cast::<[u64; 2]>().add(row).read() };
-        let heap = self.spec.heap();
-        let (offset, len) = (offset as usize, len as usize);
-        if offset.saturating_add(len.saturating_mul(size_of::<T>())) > heap.len() {
-            return Err(Error::new(
-                ErrorKind::Corrupt,
-                format!("row {row} of {field:?} lies outside the heap"),
-            ));
-        }
-        self.elements(field, heap.start + offset, len)
-    }
-
-    /// `n` elements at a byte offset inside the arena.
-    fn elements<T: Element>(&self, field: &str, offset: usize, n: usize) -> Result<&'a [T]> {
-        // SAFETY: the callers stay inside the field's part of the arena; what was not written since the slot was made is
-        // initialised all the same (device memory is filled once, as host memory is).
-        let bytes = unsafe { std::slice::from_raw_parts(self.arena.add(offset), n * size_of::<T>()) };
-        if !T::accepts(bytes) {
-            let text = format!("field {field:?} has bytes that are no {}", T::DTYPE);
-            return Err(Error::new(ErrorKind::Corrupt, text));
-        }
-        // SAFETY: fields, rows and heap rows are aligned for every Element, and the bytes are values of T.
-        Ok(unsafe { std::slice::from_raw_parts(bytes.as_ptr().cast(), n) })
-    }
-}
-
-/// Byte offset and row shape of a fixed field, or of the mask.
-fn fixed<'s, T: Element>(spec: &'s BatchSpec, field: &str) -> Result<(usize, &'s [usize])> {
-    if field == crate::spec::VALID {
-        return match T::DTYPE {
-            DType::Bool | DType::U8 => Ok((0, &[])),
-            other => {
-                let text = format!("field valid: bool[] was asked for as {other}");
-                Err(Error::new(ErrorKind::DTypeMismatch, text))
-            }
-        };
-    }
-    let column = spec.column(field)?;
-    column.expect::<T>()?;
-    match column.field.kind() {
-        FieldKind::Fixed { shape } => Ok((column.offset, shape)),
-        _ => {
-            let text = format!(
-                "field {} has rows of different lengths: see `ragged_view`, `host_ragged`",
-                column.field
-            );
-            Err(Error::new(ErrorKind::InvalidArgument, text))
-        }
-    }
-}
-
-fn ragged<'s, T: Element>(spec: &'s BatchSpec, field: &str) -> Result<&'s Column> {
-    let column = spec.column(field)?;
-    column.expect::<T>()?;
-    match column.field.kind() {
-        FieldKind::Ragged { .. } => Ok(column),
-        _ => Err(Error::new(
-            ErrorKind::InvalidArgument,
-            format!("field {} is not ragged: see `view`", column.field),
-        )),
-    }
-}
-
-/// The sizes of a view's dimensions.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub struct Dims {
-    sizes: [usize; MAX_DIMS + 1],
-    n: usize,
-}
-
-impl Dims {
-    fn of(rows: usize) -> Self {
-        let mut sizes = [0; MAX_DIMS + 1];
-        sizes[0] = rows;
-        Self { sizes, n: 1 }
-    }
-
-    fn push(&mut self, size: usize) {
-        self.sizes[self.n] = size;
-        self.n += 1;
-    }
-}
-
-impl Deref for Dims {
-    type Target = [usize];
-
-    fn deref(&self) -> &[usize] {
-        &self.sizes[..self.n]
-    }
-}
-
-/// A field of a batch on the device: dtype, shape, strides and address, not memory.
-#[derive(Clone, Copy)]
-pub struct View<'b, T> {
-    batch: &'b Batch,
-    offset: usize,
-    dims: Dims,
-    _elements: PhantomData<T>,
-}
-
-impl<T: Element> View<'_, T> {
-    /// The dtype of its elements.
-    pub fn dtype(&self) -> DType {
-        T::DTYPE
-    }
-
-    /// `[rows, shape…]`.
-    pub fn shape(&self) -> &[usize] {
-        &self.dims
-    }
-
-    /// Steps between neighbours along each dimension, in elements: row-major, without gaps.
-    pub fn strides(&self) -> Dims {
-        let mut strides = self.dims;
-        let mut step = 1;
-        for k in (0..strides.n).rev() {
-            step *= std::mem::replace(&mut strides.sizes[k], step);
-        }
-        strides
-    }
-
-    /// Elements in all.
-    pub fn elements(&self) -> usize {
-        self.dims.iter().product()
-    }
-
-    /// Byte offset of the field in its slot.
-    pub fn offset(&self) -> usize {
-        self.offset
-    }
-
-    /// The address of the first element on the device.
-    ///
-    /// # Safety
-    /// Reads through it must be ordered behind the batch (on a stream that the batch is used on), must be enqueued
-    /// before the batch is dropped, and nothing may be written through it.
-    pub unsafe fn device_ptr(&self) -> *const T {
-        self.batch.slot.buffer().as_ptr().wrapping_add(self.offset).cast::<T>().cast_const()
-    }
-}
-
-impl<T: Element> fmt::Debug for View<'_, T> {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        write!(f, "View({}{:?})", T::DTYPE, self.shape())
-    }
-}
-
-/// A ragged field of a batch on the device.
-#[derive(Clone, Copy)]
-pub struct RaggedView<'b, T> {
-    batch: &'b Batch,
-    ordinal: usize,
-    table: usize,
-    _elements: PhantomData<T>,
-}
-
-impl<T: Element> RaggedView<'_, T> {
-    /// The dtype of its elements.
-    pub fn dtype(&self) -> DType {
-        T::DTYPE
-    }
-
-    /// Rows of the batch.
-    pub fn rows(&self) -> usize {
-        self.batch.len()
-    }
-
-    /// Byte offset in the slot and length in elements of a row, as known on the host.
-    pub fn row(&self, row: usize) -> Option<(usize, usize)> {
-        let (ragged, _) = self.batch.spec.ragged_and_host();
-        let span =
-            self.batch.manifest().rows.spans[..self.rows() * ragged].get(row * ragged + self.ordinal)?;
-        Some((self.batch.spec.heap().start + span.offset, span.len))
-    }
-
-    /// Byte offset in the slot of the table `[capacity, 2]` of u64: byte offset in the heap, length in elements.
-    pub fn table_offset(&self) -> usize {
-        self.table
-    }
-
-    /// Byte offset of the heap in the slot.
-    pub fn heap_offset(&self) -> usize {
-        self.batch.spec.heap().start
-    }
-
-    /// The address of the slot on the device, which the offsets count from.
-    ///
-    /// # Safety
-    /// As [`View::device_ptr`].
-    pub unsafe fn device_ptr(&self) -> *const u8 {
-        self.batch.slot.buffer().as_ptr()
     }
 }

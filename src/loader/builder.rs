@@ -8,53 +8,29 @@ use std::sync::{Arc, Mutex};
 use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
 
-use crossbeam_channel::{bounded, unbounded};
+use crossbeam_channel::bounded;
 
 use super::batch::Life;
-use super::control::{Control, Start};
+use super::config::{AllHeld, Config, Order};
+use super::control::{Control, Waker};
 use super::copier::{Copier, Order as Arrivals};
 use super::fault::{OnError, Tally};
-use super::feeder::{Feeder, WINDOW};
+use super::feeder::Feeder;
 use super::progress::Progress;
-use super::runtime::{Runtime, default_host_budget, default_workers};
+use super::runtime::{DEVICE_BUDGET, Runtime, default_host_budget, default_workers};
 use super::work::{Pair, Status};
 use super::{Core, Inline, Loader, Shared};
 use crate::checkpoint::State;
-use crate::decode::{Decode, DecodeFn, Raw, Sample};
+use crate::decode::{Decode, DecodeFn, DecodeRuns, Raw, Sample, Samples};
 use crate::device::Device;
 use crate::error::{Error, ErrorKind, Result};
 use crate::metrics::Metrics;
 use crate::pool::{Budget, DeviceSlot, EventPool, FreeSlot};
 use crate::random::key;
-use crate::row::Row;
+use crate::row::{Row, RowBlock};
 use crate::sampler::{Remainder, Sampler, Sequential, Shard, Shuffle};
 use crate::source::Source;
 use crate::spec::{BatchSpec, Field};
-
-/// The order in which batches are delivered.
-#[derive(Debug, Clone, PartialEq, Eq, Default)]
-#[non_exhaustive]
-pub enum Order {
-    /// By number. Runs are the same whatever the threads do.
-    #[default]
-    InOrder,
-    /// As they get ready, at most 64 batches past the oldest undelivered one, never across an epoch's end. The
-    /// order is [recorded](Loader::delivered_order).
-    AsReady,
-    /// As recorded: for each epoch the numbers of its batches. Epochs behind the last are delivered in order.
-    Replay(Vec<Vec<u64>>),
-}
-
-/// What `next` does when every device slot is held by a live batch and the next batch waits for one.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
-#[non_exhaustive]
-pub enum AllHeld {
-    /// It returns [`ErrorKind::Exhausted`].
-    #[default]
-    Error,
-    /// It waits this long for another thread to drop a batch, then returns that error.
-    Wait(Duration),
-}
 
 /// The configuration of a [`Loader`]: plain data, checked as a whole by [`Builder::build`].
 #[must_use = "a builder does nothing until `build`"]
@@ -67,54 +43,9 @@ pub struct Builder<S: Source, D = Raw> {
     config: Config,
 }
 
-#[derive(Debug, Clone)]
-struct Config {
-    batch_size: usize,
-    workers: Option<usize>,
-    host_slots: usize,
-    device_slots: usize,
-    host_budget: Option<usize>,
-    device_budget: usize,
-    max_batch_bytes: Option<usize>,
-    seed: u64,
-    shuffle: bool,
-    shard: Shard,
-    remainder: Remainder,
-    order: Order,
-    on_error: OnError,
-    quarantine: Option<PathBuf>,
-    compact: bool,
-    on_all_held: AllHeld,
-    timeout: Option<Duration>,
-    drop_last: bool,
-    epochs: Option<u64>,
-    resume: Option<State>,
-}
-
 impl<S: Source> Builder<S> {
     pub(super) fn new(source: S) -> Self {
-        let config = Config {
-            batch_size: 1,
-            workers: None,
-            host_slots: 3,
-            device_slots: 2,
-            host_budget: None,
-            device_budget: 1 << 30,
-            max_batch_bytes: None,
-            seed: 0,
-            shuffle: false,
-            shard: Shard::WHOLE,
-            remainder: Remainder::Pad,
-            order: Order::InOrder,
-            on_error: OnError::Fail,
-            quarantine: None,
-            compact: false,
-            on_all_held: AllHeld::Error,
-            timeout: None,
-            drop_last: false,
-            epochs: None,
-            resume: None,
-        };
+        let config = Config::default();
         Self { source, decode: Raw, sampler: None, runtime: None, worker_init: None, config }
     }
 }
@@ -132,6 +63,15 @@ impl<S: Source, D> Builder<S, D> {
         F: Fn(&mut Sample<'_, S>, &mut Row<'_>) -> anyhow::Result<()> + Send + Sync + 'static,
     {
         self.decode(DecodeFn::new(fields.into(), decode))
+    }
+
+    /// Decodes with a closure that writes `fields` of many samples at once, column by column: for samples of a few
+    /// bytes, where a call each would be most of what they cost.
+    pub fn decode_runs<F>(self, fields: impl Into<Vec<Field>>, decode: F) -> Builder<S, DecodeRuns<F>>
+    where
+        F: Fn(&mut Samples<'_, S>, &mut RowBlock<'_>) -> anyhow::Result<()> + Send + Sync + 'static,
+    {
+        self.decode(DecodeRuns::new(fields.into(), decode))
     }
 
     /// Samples a batch. Default 1.
@@ -178,7 +118,7 @@ impl<S: Source, D> Builder<S, D> {
 
     /// The most bytes of device memory for slots. Default 1 GiB.
     pub fn device_budget(mut self, bytes: usize) -> Self {
-        self.config.device_budget = bytes;
+        self.config.device_budget = Some(bytes);
         self
     }
 
@@ -288,13 +228,13 @@ impl<S: Source, D: Decode<S>> Builder<S, D> {
         let text = format!("{self:?}");
         let Self { source, decode, sampler, runtime, worker_init, config: c } = self;
         let length = source.len();
-        c.check(length, sampler.is_some(), runtime.is_some() && worker_init.is_some())?;
+        c.check(length, sampler.is_some(), worker_init.is_some(), runtime.is_some())?;
         let runtime = match runtime {
             Some(runtime) => runtime,
             None => {
                 let workers = c.workers.unwrap_or_else(default_workers);
                 let host = c.host_budget.unwrap_or_else(default_host_budget);
-                Runtime::start(workers, host, c.device_budget, worker_init)?
+                Runtime::start(workers, host, c.device_budget.unwrap_or(DEVICE_BUDGET), worker_init)?
             }
         };
         let fields = decode.fields(&source)?;
@@ -318,10 +258,14 @@ impl<S: Source, D: Decode<S>> Builder<S, D> {
         let (on_device, _) = slots(&runtime.device, "device_slots", c.device_slots, spec.bytes())?;
         let (host_slots, device_slots) = (host.len(), on_device.len());
         let pair = Pair::new(source, decode, runtime.workers, host_slots, c.batch_size);
-        let (retries_tx, retries) = unbounded();
         let workers = runtime.workers;
+        // Room for every slot, and for what else can be on its way: an end, an error behind it, a wake-up.
+        let (outlet, items) = bounded(host_slots + 4);
+        let waker = Arc::new(Waker::new(outlet.clone()));
+        let control = Control::new(start, waker.clone());
+        let life = Arc::new(Life::new(waker));
         let shared = Arc::new(Shared {
-            control: Control::new(start),
+            control,
             metrics: Metrics::new(),
             work: Box::new(pair),
             pool: runtime.pool.clone(),
@@ -340,18 +284,17 @@ impl<S: Source, D: Decode<S>> Builder<S, D> {
             compact: c.compact,
             replay: if let Order::Replay(epochs) = c.order { epochs } else { Vec::new() },
             on_error: c.on_error.clone(),
-            starved: AtomicU64::new(0),
+            feeder_parks: AtomicBool::new(false),
+            life,
             feeder: AtomicU8::new(0),
-            retries: retries_tx,
+            retries: Mutex::new(Vec::new()),
             start: Instant::now(),
         });
         let progress = Progress::new(&shared, start)?;
         let tally = Tally::new(c.on_error, c.quarantine.as_deref())?;
         shared.warn_of_no_batch(length);
 
-        // Room for every slot, and for the markers that can be on their way: an end, and an error behind it.
         let (free_host_tx, free_host) = bounded(host_slots);
-        let (outlet, items) = bounded(host_slots + 4);
         let (free_device, free_device_rx) = bounded(device_slots);
         let (ready_tx, ready) = bounded(device_slots + 4);
         let mut pinned = true;
@@ -373,14 +316,12 @@ impl<S: Source, D: Decode<S>> Builder<S, D> {
             free_device: free_device_rx,
             free_host: free_host_tx,
             ready: ready_tx,
-            retries,
             state: Arrivals::new(start.epoch, host_slots + 4),
         };
         let mut loader = Core {
             link_before: device.counters().copy_busy,
             spec,
             device: device.clone(),
-            life: Arc::new(Life::new()),
             ready,
             free_device,
             progress: Mutex::new(progress),
@@ -398,7 +339,7 @@ impl<S: Source, D: Decode<S>> Builder<S, D> {
             shared,
         };
         if workers == 0 {
-            loader.inline = Some(Mutex::new(Inline { feeder, copier, claims: Default::default() }));
+            loader.inline = Some(Mutex::new(Inline { feeder, copier, claims: None }));
         } else {
             let copier = thread("warpfeed-copier", move || copier.run())?;
             let feeder = thread("warpfeed-feeder", move || feeder.run());
@@ -406,67 +347,6 @@ impl<S: Source, D: Decode<S>> Builder<S, D> {
             loader.threads = Mutex::new(vec![copier, feeder]);
         }
         Ok(Loader(ManuallyDrop::new(loader)))
-    }
-}
-
-impl Config {
-    fn check(&self, length: Option<u64>, sampler: bool, init_under_runtime: bool) -> Result<()> {
-        let refuse = |text: &str| Err(Error::new(ErrorKind::InvalidConfig, text));
-        if self.batch_size == 0 {
-            return refuse("batch_size is 0: a batch has at least 1 sample");
-        }
-        if self.host_slots == 0 || self.device_slots == 0 {
-            return refuse("host_slots and device_slots are at least 1 each");
-        }
-        if self.timeout.is_some_and(|t| t.is_zero()) {
-            return refuse("a timeout of 0 lets no batch arrive: leave it out for no limit");
-        }
-        if sampler && self.shuffle {
-            return refuse("`sampler` and `shuffle` both set the order: give one of them");
-        }
-        if init_under_runtime {
-            return refuse(
-                "`worker_init` goes to the workers of this loader, but they belong to a `runtime`",
-            );
-        }
-        if length.is_some() {
-            return Ok(());
-        }
-        if sampler || self.shuffle {
-            return refuse(
-                "a sequence has no index to sample by: shuffle it with a buffer, `source.shuffle_buffer(..)`",
-            );
-        }
-        if self.shard.count() > 1 && self.remainder == Remainder::Pad {
-            return refuse(
-                "a sequence can't be padded, since its records can't be read again: set remainder to Drop or Uneven",
-            );
-        }
-        if self.on_error.replaces() {
-            return refuse("a sequence has no other sample to replace a failed one with: skip it instead");
-        }
-        if matches!(self.order, Order::Replay(_)) {
-            return refuse("the order of a sequence's batches can't be replayed: it is read once, in order");
-        }
-        Ok(())
-    }
-
-    fn start<S: Source>(&self, fingerprint: u64, source: &S) -> Result<Start> {
-        let Some(state) = self.resume else { return Ok(Start::default()) };
-        let (batch, world) = (self.batch_size as u64, self.shard.count());
-        state.check(fingerprint, batch, world)?;
-        if source.len().is_none() && !source.reopens() && (state.epoch > 0 || state.position > 0) {
-            let text =
-                "a source that can be read once can't go on where a saved state says: use `from_iter_fn`";
-            return Err(Error::new(ErrorKind::NotResumable, text));
-        }
-        debug_assert!(state.ahead.is_none_or(|a| a.map >> (WINDOW - 1) <= 1));
-        Ok(Start {
-            epoch: state.epoch,
-            position: state.position,
-            number: state.position.div_ceil(batch.saturating_mul(world)),
-            map: state.ahead.map_or(0, |a| a.map),
-        })
     }
 }
 
@@ -495,7 +375,14 @@ fn slots(
     bytes: usize,
 ) -> Result<(Vec<crate::pool::Reservation>, usize)> {
     // Memory of loaders that just ended may still wait for the device.
-    let mut reserved = vec![budget.reserve(bytes, Duration::from_secs(1))?];
+    let first = budget.reserve(bytes, Duration::from_secs(1));
+    let mut reserved = vec![first.map_err(|e| {
+        let text = format!(
+            "no room for one of the {option}, which hold a batch each: {}; lower batch_size",
+            e.message()
+        );
+        Error::new(e.kind(), text)
+    })?];
     while reserved.len() < count {
         match budget.reserve(bytes, Duration::ZERO) {
             Ok(more) => reserved.push(more),

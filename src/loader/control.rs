@@ -1,11 +1,11 @@
 //! What the consumer tells the threads behind it: where to feed from, what is stale, and when to end.
 
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
-use std::sync::{Condvar, Mutex, MutexGuard};
+use std::sync::{Arc, Condvar, Mutex, MutexGuard};
 
 use crossbeam_channel::{Receiver, Sender, bounded};
 
-use crate::pool::Ticket;
+use crate::pool::{Item, Ticket};
 use crate::sync::lock;
 
 /// Where feeding (re)starts.
@@ -42,18 +42,38 @@ pub(crate) struct Control {
     floor: AtomicU64,
     version: AtomicU64,
     closed: AtomicBool,
-    wake: [(Sender<()>, Receiver<()>); 2],
+    feeder: (Sender<()>, Receiver<()>),
+    copier: Arc<Waker>,
 }
 
-/// Who can be woken from a wait on a channel.
-#[derive(Debug, Clone, Copy)]
-pub(crate) enum Sleeper {
-    Feeder,
-    Copier,
+/// Wakes the copier, which waits for items only.
+#[derive(Debug)]
+pub(crate) struct Waker {
+    /// One wake-up at a time is on its way, so that the channel keeps its room for batches.
+    sent: AtomicBool,
+    outlet: Sender<Item>,
+}
+
+impl Waker {
+    pub(crate) fn new(outlet: Sender<Item>) -> Self {
+        Self { sent: AtomicBool::new(false), outlet }
+    }
+
+    pub(crate) fn wake(&self) {
+        if !self.sent.swap(true, Ordering::AcqRel) {
+            // A closed channel has nobody to wake; it is never full of batches, markers and this.
+            let _ = self.outlet.try_send(Item::Wake);
+        }
+    }
+
+    /// The copier has taken the wake-up, and looks around after this.
+    pub(crate) fn taken(&self) {
+        self.sent.store(false, Ordering::Release);
+    }
 }
 
 impl Control {
-    pub(crate) fn new(start: Start) -> Self {
+    pub(crate) fn new(start: Start, copier: Arc<Waker>) -> Self {
         let wishes = Wishes { generation: 0, start, floor: start.epoch, low: start.number };
         Self {
             wishes: Mutex::new(wishes),
@@ -62,7 +82,8 @@ impl Control {
             floor: AtomicU64::new(start.epoch),
             version: AtomicU64::new(1),
             closed: AtomicBool::new(false),
-            wake: [bounded(1), bounded(1)],
+            feeder: bounded(1),
+            copier,
         }
     }
 
@@ -131,14 +152,21 @@ impl Control {
         self.version.fetch_add(1, Ordering::Release);
         drop(wishes);
         self.changed.notify_all();
-        for (wake, _) in &self.wake {
-            // Full means that a wake-up is on its way already.
-            let _ = wake.try_send(());
-        }
+        self.wake_feeder();
+        self.copier.wake();
     }
 
-    /// Delivers a message after each change.
-    pub(crate) fn wake(&self, who: Sleeper) -> &Receiver<()> {
-        &self.wake[who as usize].1
+    pub(crate) fn wake_feeder(&self) {
+        // Full means that a wake-up is on its way already.
+        let _ = self.feeder.0.try_send(());
+    }
+
+    pub(crate) fn copier(&self) -> &Waker {
+        &self.copier
+    }
+
+    /// Gives the feeder, where it waits for a channel, a message after each change.
+    pub(crate) fn feeder_woken(&self) -> &Receiver<()> {
+        &self.feeder.1
     }
 }

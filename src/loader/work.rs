@@ -7,7 +7,7 @@ use std::time::{Duration, Instant};
 
 use super::Shared;
 use super::fault::Verdict;
-use crate::decode::{Decode, Sample, decode_row};
+use crate::decode::{Decode, Sample, Samples, decode_block, decode_row};
 use crate::error::{Error, ErrorKind, Place, Result, Stage};
 use crate::pool::{Claim, Fault, Outcome, Ticket};
 use crate::row::Rows;
@@ -28,8 +28,12 @@ pub(crate) trait Work: Send + Sync {
     /// Takes the next record of a sequence and drops it; `false` at the end.
     fn skip(&self) -> bool;
     /// Fills the rows of `claim`. `attempt` is 0, or counts the attempts at its one row.
-    fn run(&self, shared: &Shared, claim: Claim, attempt: u32, worker: usize);
+    /// The claim comes back for its drop to count the rows as done.
+    fn run(&self, shared: &Shared, claim: Claim, attempt: u32, worker: usize) -> Claim;
 }
+
+/// Batches that are filled by one task.
+pub(crate) type Group = [Option<Claim>; 16];
 
 /// What a worker is at, for the message of a timeout. One writer each.
 #[derive(Debug, Default)]
@@ -64,20 +68,23 @@ impl Status {
         self.since.store(0, Relaxed);
     }
 
+    fn stage(&self) -> Stage {
+        if self.stage.load(Relaxed) == READING { Stage::Read } else { Stage::Decode }
+    }
+
     /// What sorts by age, since when (nanoseconds), and where; `None` while idle.
-    pub(crate) fn look(&self, worker: usize) -> Option<((u64, u64), u64, Place)> {
+    pub(crate) fn look(&self, worker: usize) -> Option<([u64; 3], u64, Place)> {
         let since = self.since.load(Relaxed).checked_sub(1)?;
         let row = self.row.load(Relaxed);
-        let stage = if self.stage.load(Relaxed) == READING { Stage::Read } else { Stage::Decode };
         let place = Place {
             epoch: Some(self.epoch.load(Relaxed)),
             batch: Some(self.number.load(Relaxed)),
             row: Some(row as usize),
             worker: Some(worker),
-            stage: Some(stage),
+            stage: Some(self.stage()),
             ..Place::of_index(self.index.load(Relaxed))
         };
-        Some(((self.seq.load(Relaxed), row), since, place))
+        Some(([self.epoch.load(Relaxed), self.seq.load(Relaxed), row], since, place))
     }
 }
 
@@ -124,8 +131,9 @@ impl<S: Source, D: Decode<S>> Pair<S, D> {
         scratch: &mut Scratch<S, D>,
         rows: &mut Rows<'_>,
         k: usize,
+        timed: bool,
     ) -> Result<()> {
-        let key = [seat.seed, seat.ticket.epoch, rows.index(k)];
+        let key = [seat.shared.seed, seat.ticket.epoch, rows.index(k)];
         let mut pulled = match self.pulled.get(seat.slot).and_then(|rows_of| rows_of.get(rows.number(k))) {
             Some(cell) => Some(lock(cell)),
             None => None,
@@ -138,7 +146,7 @@ impl<S: Source, D: Decode<S>> Pair<S, D> {
             },
         };
         let mut row = rows.row(k);
-        let clock = seat.timed.then_some(&mut seat.reading);
+        let clock = timed.then_some(&mut seat.reading);
         let mut sample = Sample::new(&self.source, record, key, clock, &seat.status.stage);
         // Unwinding: after a panic the row is cleared or written anew, and both scratches are replaced.
         let result = catch_unwind(AssertUnwindSafe(|| {
@@ -154,14 +162,48 @@ impl<S: Source, D: Decode<S>> Pair<S, D> {
     }
 }
 
-/// What stays the same over the rows of a run.
+impl<S: Source, D: Decode<S>> Pair<S, D> {
+    /// All rows of a claim at once; `false` where that can't be, or one of them failed.
+    fn attempt_all(&self, seat: &Seat<'_>, scratch: &mut Scratch<S, D>, rows: &mut Rows<'_>) -> bool {
+        let key = [seat.shared.seed, seat.ticket.epoch];
+        let (indices, mut block) = rows.block();
+        let mut samples = Samples::new(&self.source, &mut scratch.source, key, indices);
+        // Unwinding: as in `attempt`; the rows are then written one by one.
+        let all = || decode_block(&self.decode, &mut samples, &mut scratch.decode, &mut block);
+        let done = catch_unwind(AssertUnwindSafe(all));
+        if done.is_err() {
+            *scratch = Scratch::default();
+        }
+        let done = done.unwrap_or(false);
+        if done {
+            rows.set_all_valid();
+        }
+        done
+    }
+}
+
+/// What a worker has at hand over the rows of a run.
 struct Seat<'a> {
-    seed: u64,
+    shared: &'a Shared,
     ticket: Ticket,
     slot: usize,
+    worker: usize,
     status: &'a Status,
-    timed: bool,
+    /// Rows cost so much that each is timed by itself; else the first stands for all.
+    dear: bool,
+    now: Instant,
+    timed: Duration,
     reading: Duration,
+}
+
+impl Seat<'_> {
+    fn is_stale(&self) -> bool {
+        self.shared.control.is_stale(&self.ticket)
+    }
+
+    fn sit(&self, rows: &Rows<'_>, k: usize) {
+        self.status.row(rows.number(k), rows.index(k), self.shared.nanos(self.now));
+    }
 }
 
 /// Above this cost a row is timed by itself, in nanoseconds.
@@ -208,95 +250,113 @@ impl<S: Source, D: Decode<S>> Work for Pair<S, D> {
         guard(|| self.source.pull(&mut S::Scratch::default())).unwrap_or(true)
     }
 
-    fn run(&self, shared: &Shared, mut claim: Claim, mut attempt: u32, worker: usize) {
+    fn run(&self, shared: &Shared, mut claim: Claim, attempt: u32, worker: usize) -> Claim {
         let (Some(cell), Some(status)) = (self.workers.get(worker), shared.statuses.get(worker)) else {
-            return;
+            return claim;
         };
         let mut scratch = lock(cell);
         let (ticket, rows_in_all) = (claim.ticket(), claim.len());
         status.begin(&ticket);
+        let start = Instant::now();
         let mut seat = Seat {
-            seed: shared.seed,
+            shared,
             ticket,
             slot: claim.slot(),
+            worker,
             status,
-            timed: true,
+            dear: shared.cost.load(Relaxed) >= DEAR,
+            now: start,
+            timed: Duration::ZERO,
             reading: Duration::ZERO,
         };
-        let start = Instant::now();
-        let (mut timed, mut now) = (Duration::ZERO, start);
-        let dear = shared.cost.load(Relaxed) >= DEAR;
-        let mut k = 0;
-        'rows: while k < claim.len() {
-            if shared.control.is_stale(&ticket) {
-                break;
-            }
-            let mut rows = claim.rows();
-            status.row(rows.number(k), rows.index(k), shared.nanos(now));
-            if attempt == 0 {
-                rows.row(k).begin();
-            }
-            loop {
-                let error = match self.attempt(&mut seat, &mut scratch, &mut rows, k) {
-                    Ok(()) => {
-                        rows.set_valid(k, true);
-                        break;
-                    }
-                    Err(error) => error,
-                };
-                let (row, index) = (rows.number(k), rows.index(k));
-                let stage = if status.stage.load(Relaxed) == READING { Stage::Read } else { Stage::Decode };
-                let mut place = Place {
-                    epoch: Some(ticket.epoch),
-                    batch: Some(ticket.number),
-                    row: Some(row),
-                    ..Place::default()
-                };
-                place.stage = Some(stage);
-                place.worker = Some(worker);
-                let error = error.at(self.describe(index)).at(Place::of_index(index)).at(place);
-                let position = ticket.position + row as u64 * shared.world;
-                let verdict = shared.on_error.judge(
-                    attempt,
-                    [shared.seed, ticket.epoch, position],
-                    self.len().unwrap_or(0),
-                );
-                rows.row(k).clear();
-                rows.set_valid(k, false);
-                let outcome = match verdict {
-                    Verdict::GiveUp => Outcome::Failed,
-                    Verdict::Again(_) => Outcome::Retried,
-                    Verdict::Replace(other) => {
-                        rows.set_index(k, other);
-                        Outcome::Replaced
-                    }
-                };
-                claim.fault(Fault { row, attempt, outcome, error });
-                match verdict {
-                    Verdict::GiveUp => break,
-                    Verdict::Again(pause) if !pause.is_zero() => {
-                        let (one, rest) = claim.split_off(k);
-                        claim = rest;
-                        k = 0;
-                        shared.retry_later(one, attempt + 1, pause);
-                        attempt = 0;
-                        continue 'rows;
-                    }
-                    _ => attempt += 1,
+        let (mut k, mut attempt) = (0, attempt);
+        while let Some(error) = self.rows(&mut seat, &mut scratch, &mut claim.rows(), &mut k, attempt) {
+            match self.fault(&seat, &mut claim, k, attempt, error) {
+                Verdict::GiveUp => (k, attempt) = (k + 1, 0),
+                Verdict::Again(pause) if !pause.is_zero() => {
+                    let (one, rest) = claim.split_off(k);
+                    // The rows before it are counted as done here.
+                    claim = rest;
+                    shared.retry_later(one, attempt + 1, pause);
+                    (k, attempt) = (0, 0);
                 }
-                rows = claim.rows();
-            }
-            attempt = 0;
-            k += 1;
-            if seat.timed {
-                let last = std::mem::replace(&mut now, Instant::now());
-                timed += now - last;
-                seat.timed = dear;
+                Verdict::Again(_) | Verdict::Replace(_) => attempt += 1,
             }
         }
         status.end();
-        drop(scratch);
-        shared.account(start.elapsed(), rows_in_all, seat.reading, timed);
+        shared.account(start.elapsed(), rows_in_all, seat.reading, seat.timed);
+        claim
+    }
+}
+
+impl<S: Source, D: Decode<S>> Pair<S, D> {
+    /// Fills the rows from `k` on, the first of them in its `attempt`; the error of the one that failed, at the new `k`,
+    /// or `None` at the end or where nobody wants them any more.
+    fn rows(
+        &self,
+        seat: &mut Seat<'_>,
+        scratch: &mut Scratch<S, D>,
+        rows: &mut Rows<'_>,
+        k: &mut usize,
+        mut attempt: u32,
+    ) -> Option<Error> {
+        let n = rows.len();
+        if *k == 0 && attempt == 0 && n > 1 && self.pulled.is_empty() {
+            seat.sit(rows, 0);
+            if !seat.is_stale() && self.attempt_all(seat, scratch, rows) {
+                return None;
+            }
+        }
+        while *k < n && !seat.is_stale() {
+            seat.sit(rows, *k);
+            if attempt == 0 {
+                rows.row(*k).begin();
+            }
+            let timed = seat.dear || *k == 0;
+            let outcome = self.attempt(seat, scratch, rows, *k, timed);
+            if timed {
+                let last = std::mem::replace(&mut seat.now, Instant::now());
+                seat.timed += seat.now - last;
+            }
+            if let Err(error) = outcome {
+                return Some(error);
+            }
+            rows.set_valid(*k, true);
+            attempt = 0;
+            *k += 1;
+        }
+        None
+    }
+
+    /// Makes a hole of a row that failed, records the fault, and says what happens next.
+    fn fault(&self, seat: &Seat<'_>, claim: &mut Claim, k: usize, attempt: u32, error: Error) -> Verdict {
+        let (shared, ticket) = (seat.shared, seat.ticket);
+        let mut rows = claim.rows();
+        let (row, index) = (rows.number(k), rows.index(k));
+        let place = Place {
+            epoch: Some(ticket.epoch),
+            batch: Some(ticket.number),
+            row: Some(row),
+            stage: Some(seat.status.stage()),
+            worker: Some(seat.worker),
+            ..Place::of_index(index)
+        };
+        let error = error.at(self.describe(index)).at(place);
+        let position = ticket.position + row as u64 * shared.world;
+        let key = [shared.seed, ticket.epoch, position];
+        let verdict = shared.on_error.judge(attempt, key, self.source.len().unwrap_or(0));
+        rows.row(k).clear();
+        rows.set_valid(k, false);
+        let outcome = match verdict {
+            Verdict::GiveUp => Outcome::Failed,
+            Verdict::Again(_) => Outcome::Retried,
+            Verdict::Replace(other) => {
+                rows.set_index(k, other);
+                Outcome::Replaced
+            }
+        };
+        claim.fault(Fault { row, attempt, outcome, error });
+        verdict
     }
 }
 
@@ -308,11 +368,29 @@ pub(crate) fn guard<T>(code: impl FnOnce() -> Result<T>) -> Result<T> {
 impl Shared {
     /// Gives a claim to the pool.
     pub(crate) fn spawn(self: &Arc<Self>, claim: Claim, attempt: u32) {
-        let Some(pool) = &self.pool else { return self.work.run(self, claim, attempt, 0) };
+        let Some(pool) = &self.pool else { return drop(self.work.run(self, claim, attempt, 0)) };
+        self.metrics.tasks.fetch_add(1, Relaxed);
         let shared = self.clone();
         pool.spawn(move || {
             let worker = rayon::current_thread_index().unwrap_or(0);
-            shared.work.run(&shared, claim, attempt, worker);
+            drop(shared.work.run(&shared, claim, attempt, worker));
+        });
+    }
+
+    /// Gives whole batches to the pool as one task: for batches that take less time than waking a thread does. They
+    /// are handed on together.
+    pub(crate) fn spawn_group(self: &Arc<Self>, mut group: Group) {
+        let Some(pool) = &self.pool else { return };
+        self.metrics.tasks.fetch_add(1, Relaxed);
+        let shared = self.clone();
+        pool.spawn(move || {
+            let worker = rayon::current_thread_index().unwrap_or(0);
+            for slot in group.iter_mut() {
+                if let Some(claim) = slot.take() {
+                    *slot = Some(shared.work.run(&shared, claim, 0, worker));
+                }
+            }
+            drop(group);
         });
     }
 

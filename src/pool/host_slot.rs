@@ -186,15 +186,30 @@ impl Filling {
     }
 
     /// Gives out its rows, `run` at a time. When the last claim is dropped, the slot goes to `outlet`.
-    pub(crate) fn split(mut self, run: usize, outlet: Sender<Item>) -> impl Iterator<Item = Claim> {
-        let (len, run) = (self.manifest_mut().len, run.max(1));
-        let memory = self.0;
-        memory.left.start(len);
-        (0..len.div_ceil(run)).map(move |k| Claim {
-            memory: memory.clone(),
-            rows: k * run..len.min((k + 1) * run),
-            outlet: outlet.clone(),
-        })
+    pub(crate) fn split(mut self, run: usize, outlet: Sender<Item>) -> Claims {
+        let len = self.manifest_mut().len;
+        self.0.left.start(len);
+        Claims { rest: Claim { memory: self.0, rows: 0..len, outlet }, run: run.max(1) }
+    }
+}
+
+/// The claims on a slot's rows that are not taken yet. Dropped, the rest of the rows counts as done.
+pub(crate) struct Claims {
+    rest: Claim,
+    run: usize,
+}
+
+impl Iterator for Claims {
+    type Item = Claim;
+
+    fn next(&mut self) -> Option<Claim> {
+        let Range { start, end } = self.rest.rows;
+        if start == end {
+            return None;
+        }
+        let at = end.min(start + self.run);
+        self.rest.rows.start = at;
+        Some(self.rest.part(start..at))
     }
 }
 
@@ -235,8 +250,12 @@ impl Claim {
     pub(crate) fn split_off(&mut self, k: usize) -> (Self, Self) {
         let (at, end) = (self.rows.start + k, self.rows.end);
         self.rows.end = at;
-        let part = |rows| Self { memory: self.memory.clone(), rows, outlet: self.outlet.clone() };
-        (part(at..at + 1), part(at + 1..end))
+        (self.part(at..at + 1), self.part(at + 1..end))
+    }
+
+    /// A claim on rows that this one has given up.
+    fn part(&self, rows: Range<usize>) -> Self {
+        Self { memory: self.memory.clone(), rows, outlet: self.outlet.clone() }
     }
 
     pub(crate) fn fault(&self, fault: Fault) {
@@ -266,6 +285,8 @@ pub(crate) enum Item {
     End(Ticket),
     /// An error in the place of a batch.
     Failed(Ticket, Error),
+    /// Nothing: somebody wants the copier to look around.
+    Wake,
 }
 
 /// A host slot whose batch is complete.

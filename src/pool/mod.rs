@@ -18,7 +18,7 @@ use crate::spec::BatchSpec;
 
 pub(crate) use budget::{Budget, Reservation};
 pub(crate) use device_slot::{DeviceSlot, EventPool};
-pub(crate) use host_slot::{Claim, FilledSlot, FreeSlot, Item, upload};
+pub(crate) use host_slot::{Claim, Claims, FilledSlot, FreeSlot, Item, upload};
 
 /// Which batch something is.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]

@@ -124,9 +124,10 @@ fn too_long() -> Error {
 }
 
 /// Shares out `block` places by weight: each part its share rounded down, then one more to those that lost most by
-/// that, the first of equals first. In integers, so that the quotas always add up.
+/// that, the first of equals first. In integers, so that the quotas always add up (and without `powi`, which may
+/// round differently from one machine to the next).
 fn quotas(weights: &[f64], largest: f64, block: u64) -> Vec<u64> {
-    let scaled: Vec<u128> = weights.iter().map(|w| (w / largest * 2f64.powi(53)) as u128).collect();
+    let scaled: Vec<u128> = weights.iter().map(|w| (w / largest * (1_u64 << 53) as f64) as u128).collect();
     let sum: u128 = scaled.iter().sum();
     let share = |i: usize| scaled[i] * u128::from(block);
     let mut quotas: Vec<u64> = (0..weights.len()).map(|i| (share(i) / sum) as u64).collect();

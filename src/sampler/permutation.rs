@@ -297,10 +297,12 @@ mod tests {
     fn one_bit_of_the_key_changes_the_whole_order() {
         let order = |seed| {
             let p = Permutation::new(1000, seed);
-            (0..1000).map(|x| p.apply(x)).collect::<Vec<_>>()
+            let mut images: Vec<u64> = (0..1000).collect();
+            p.apply_all(&mut images);
+            images
         };
         let base = order(7);
-        for bit in 0..64 {
+        for bit in (0..64).step_by(if cfg!(miri) { 16 } else { 1 }) {
             let same = order(7 ^ (1 << bit)).iter().zip(&base).filter(|(a, b)| a == b).count();
             assert!(same < 12, "bit {bit}: {same} of 1000 stayed");
         }

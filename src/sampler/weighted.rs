@@ -63,6 +63,9 @@ pub(super) fn check_weights(weights: &[f64]) -> Result<usize> {
     }
 }
 
+/// Not by `powi`, which may round differently from one machine to the next.
+const TWO_64: f64 = (1_u128 << 64) as f64;
+
 fn alias_table(weights: &[f64], largest: usize) -> Vec<Column> {
     // Divided by the largest first, so that no sum overflows; then the mean is made 1.
     let relative = |w: f64| w / weights[largest];
@@ -73,7 +76,7 @@ fn alias_table(weights: &[f64], largest: usize) -> Vec<Column> {
         (0..weights.len() as u64).map(|i| Column { keep: u64::MAX, alias: i }).collect();
     while let (Some(&s), Some(&l)) = (small.last(), large.last()) {
         small.pop();
-        columns[s] = Column { keep: (share[s] * 2f64.powi(64)) as u64, alias: l as u64 };
+        columns[s] = Column { keep: (share[s] * TWO_64) as u64, alias: l as u64 };
         share[l] -= 1.0 - share[s];
         if share[l] < 1.0 {
             large.pop();

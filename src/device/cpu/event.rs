@@ -57,12 +57,20 @@ impl Event {
         &self.0.device
     }
 
-    /// Notes a new record: `push` puts it on `timeline` and returns its place. Under the event's lock, so
+    /// Notes a new record: `push` puts it on `timeline` and returns its place, and
+    /// whether it has passed at once. Under the event's lock, so
     /// that the latest record is the one enqueued last.
-    pub(super) fn record(&self, timeline: &Arc<Timeline>, push: impl FnOnce(&Arc<Recorded>, u64) -> u64) {
+    pub(super) fn record(
+        &self,
+        timeline: &Arc<Timeline>,
+        push: impl FnOnce(&Arc<Recorded>, u64) -> (u64, bool),
+    ) {
         let mut state = lock(&self.0.state);
         state.generation += 1;
-        let place = push(&self.0, state.generation);
+        let (place, passed) = push(&self.0, state.generation);
+        if passed {
+            state.passed = Some((state.generation, Instant::now()));
+        }
         match &mut state.latest {
             Some((same, at)) if Arc::ptr_eq(same, timeline) => *at = place,
             latest => *latest = Some((timeline.clone(), place)),

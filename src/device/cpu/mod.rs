@@ -98,6 +98,11 @@ impl CpuOptions {
         wire.saturating_add(self.copy_time.unwrap_or_default()).min(LONGEST)
     }
 
+    /// Whether a copy takes no longer than its bytes take to move.
+    pub(in crate::device) fn is_unlimited(&self) -> bool {
+        self.link_gbps.is_none() && self.copy_time.is_none() && self.copy_delay.is_none()
+    }
+
     /// How late copy `number` starts.
     pub(in crate::device) fn delay_of(&self, number: u64) -> Duration {
         let Some((seed, max)) = self.copy_delay else { return Duration::ZERO };
@@ -218,6 +223,7 @@ mod tests {
             let work = move || {
                 released.recv().ok();
                 started.send(Instant::now()).unwrap();
+                Ok(())
             };
             stream.enqueue(Box::new(work)).unwrap();
             let (src, dst) = (device.host_buffer(64).unwrap(), device.device_buffer(64).unwrap());

@@ -20,13 +20,16 @@ use crate::sync::{lock, wait};
 
 /// Operations that fit without an allocation: more than a loader ever has under way.
 const QUEUE: usize = 256;
+/// Up to this size a copy that takes no modelled time is made by the caller, where nothing lies before it on the
+/// stream: waking the stream's thread would take longer. Asynchronous means "may be late", not "is".
+const AT_ONCE: usize = 64 << 10;
 /// How fast a copy surely runs, to tell when one must begin to end in time.
 const SURE_BYTES_PER_SEC: f64 = 2e9;
 
 /// One operation of a stream.
 enum Op {
     Copy(Copy),
-    Work(Box<dyn FnOnce() + Send>),
+    Work(Box<dyn FnOnce() -> Result<()> + Send>),
     Record { event: Arc<Recorded>, generation: u64 },
     Wait { timeline: Arc<Timeline>, place: u64 },
 }
@@ -81,6 +84,19 @@ impl Timeline {
             self.work.notify_one();
         }
         place
+    }
+
+    /// Counts an operation that is over as it is enqueued; `None` where something lies before it. `run` does it, under
+    /// the lock, so that the stream's order holds.
+    fn at_once(&self, run: impl FnOnce()) -> Option<u64> {
+        let mut state = lock(&self.state);
+        if state.done < state.enqueued {
+            return None;
+        }
+        run();
+        state.enqueued += 1;
+        state.done += 1;
+        Some(state.done)
     }
 
     pub(super) fn has_passed(&self, place: u64) -> bool {
@@ -190,8 +206,10 @@ impl Stream {
             let text = "an event is recorded on streams of its own device only";
             return Err(Error::new(ErrorKind::InvalidArgument, text));
         }
-        event.record(&self.0.timeline, |event, generation| {
-            self.0.timeline.push(Op::Record { event: event.clone(), generation })
+        let timeline = &self.0.timeline;
+        event.record(timeline, |event, generation| match timeline.at_once(|| ()) {
+            Some(place) => (place, true),
+            None => (timeline.push(Op::Record { event: event.clone(), generation }), false),
         });
         add(&self.0.device.tally.records, 1);
         Ok(())
@@ -209,7 +227,7 @@ impl Stream {
         Ok(())
     }
 
-    pub(crate) fn enqueue(&self, work: Box<dyn FnOnce() + Send>) -> Result<()> {
+    pub(crate) fn enqueue(&self, work: Box<dyn FnOnce() -> Result<()> + Send>) -> Result<()> {
         self.check()?;
         self.0.timeline.push(Op::Work(work));
         Ok(())
@@ -264,6 +282,18 @@ impl Stream {
     }
 
     fn copy(&self, dst: *mut u8, src: *const u8, bytes: usize, direction: Direction) {
+        let device = &self.0.device;
+        let at_once = || {
+            let began = Instant::now();
+            // SAFETY: both sides are alive and untouched until an event behind this has passed, which is later than
+            // this call; it is the stream's turn (`at_once`); the fence follows.
+            unsafe { crate::copy::copy(dst, src, bytes) };
+            crate::copy::fence();
+            device.tally.copy_busy_ns.fetch_add(nanos(began.elapsed()), Relaxed);
+        };
+        if bytes <= AT_ONCE && device.options.is_unlimited() && self.0.timeline.at_once(at_once).is_some() {
+            return;
+        }
         // Numbered here, so that the delays depend on the order of the calls and not on the threads.
         let number = self.0.device.copies.fetch_add(1, Relaxed);
         let enqueued = Instant::now();
@@ -321,14 +351,16 @@ impl Runner {
             Op::Work(work) => {
                 let outcome = catch_unwind(AssertUnwindSafe(work));
                 self.clock = Instant::now();
-                if let Err(payload) = outcome {
-                    let error = Error::from_panic(&*payload);
-                    // A payload whose own drop panics must not take the thread with it.
-                    if let Err(again) = catch_unwind(AssertUnwindSafe(|| drop(payload))) {
-                        Box::leak(again);
-                    }
-                    return Some(error);
+                let payload = match outcome {
+                    Ok(result) => return result.err(),
+                    Err(payload) => payload,
+                };
+                let error = Error::from_panic(&*payload);
+                // A payload whose own drop panics must not take the thread with it.
+                if let Err(again) = catch_unwind(AssertUnwindSafe(|| drop(payload))) {
+                    Box::leak(again);
                 }
+                return Some(error);
             }
             Op::Record { event, generation } => event.pass(generation),
             Op::Wait { timeline, place } => {
@@ -358,9 +390,12 @@ impl Runner {
         let busy = began.elapsed().max(time);
         self.clock = start + busy;
         sleep_until(end);
-        let busy = u64::try_from(busy.as_nanos()).unwrap_or(u64::MAX);
-        self.device.tally.copy_busy_ns.fetch_add(busy, Relaxed);
+        self.device.tally.copy_busy_ns.fetch_add(nanos(busy), Relaxed);
     }
+}
+
+fn nanos(time: Duration) -> u64 {
+    u64::try_from(time.as_nanos()).unwrap_or(u64::MAX)
 }
 
 fn sleep_until(deadline: Instant) {

@@ -217,7 +217,8 @@ fn wrong_arguments_are_refused_and_enqueue_nothing(device: &Device) {
     let stream = device.new_stream().unwrap();
     let (host, on_device) = (filled(device, 8, 0), device.device_buffer(16).unwrap());
     let large = filled(device, 32, 0);
-    let refused = |outcome: crate::Result<()>| outcome.unwrap_err().kind() == ErrorKind::InvalidArgument;
+    let refused =
+        |outcome: crate::error::Result<()>| outcome.unwrap_err().kind() == ErrorKind::InvalidArgument;
     // SAFETY: all are refused before anything is enqueued.
     unsafe {
         assert!(refused(stream.copy_to_device(&on_device, &host, 9)));
