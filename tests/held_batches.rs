@@ -5,7 +5,7 @@
 use std::sync::mpsc::channel;
 use std::time::{Duration, Instant};
 
-use warpfeed::{AllHeld, Batch, CpuOptions, Device, ErrorKind, Order};
+use warpfeed::{AllHeld, Batch, CpuOptions, Device, ErrorKind, HostBatch, Order};
 
 #[path = "support/watch.rs"]
 mod watch;
@@ -194,8 +194,13 @@ fn a_panic_in_work_on_a_batch_surfaces_once_and_no_batch_is_lost() {
                 while let Some(next) = running.next() {
                     match next {
                         Ok(batch) => {
+                            if let 3 | 7 = batch.number() {
+                                let boom = |_: HostBatch<'_>| -> () { panic!("boom on the stream") };
+                                batch.enqueue(&stream, boom).unwrap();
+                            }
                             if batch.number() == 3 {
-                                batch.enqueue(&stream, |_| -> () { panic!("boom on the stream") }).unwrap();
+                                // Now the drop of the batch is the first to meet it, else maybe the next batch.
+                                std::thread::sleep(Duration::from_millis(30));
                             }
                             seen.push(batch.number());
                         }
@@ -210,7 +215,7 @@ fn a_panic_in_work_on_a_batch_surfaces_once_and_no_batch_is_lost() {
                     }
                 }
             }
-            assert_eq!((seen, errors), ((0..12).collect(), 1));
+            assert_eq!((seen, errors), ((0..12).collect(), 2));
             assert_eq!(epoch(&loader, &stream).len(), 12);
             assert_eq!(loader.stats().lost_slots, 0);
             loader.close().unwrap();
