@@ -150,7 +150,8 @@ impl Stats {
         self.busy[stage as usize]
     }
 
-    /// Time that the consumer waited for `stage`.
+    /// Time that the consumer waited for `stage`. For [`Stage::Consumer`]: host code that runs ahead of its device waited
+    /// for what it had enqueued there itself.
     pub fn stalled(&self, stage: Stage) -> Duration {
         self.stalled[stage as usize]
     }
@@ -187,7 +188,8 @@ impl Stats {
     }
 
     /// The stage that limits the run. [`Stage::Consumer`] where the consumer waits for under 2 % of the time and the
-    /// link is not full: then the loader keeps up, and only a faster training step makes the run faster.
+    /// link is not full, or waits for its own work on the device: then the loader keeps up, and only a faster training
+    /// step makes the run faster.
     pub fn limiting(&self) -> Stage {
         let wall = self.wall.as_secs_f64().max(1e-9);
         if (self.stalled_in_all() - self.stalled(Stage::Consumer)).as_secs_f64() < 0.02 * wall {

@@ -1,7 +1,7 @@
 //! What the consumer tells the threads behind it: where to feed from, what is stale, and when to end.
 
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
-use std::sync::{Arc, Condvar, Mutex, MutexGuard};
+use std::sync::{Arc, Condvar, Mutex};
 
 use crossbeam_channel::{Receiver, Sender, bounded};
 
@@ -29,6 +29,8 @@ pub(crate) struct Wishes {
     pub(crate) floor: u64,
     /// The oldest batch number of the floor's epoch that was not delivered.
     pub(crate) low: u64,
+    /// Grows with every change.
+    ticks: u64,
 }
 
 /// Shared by the consumer, the feeder, the copier and the workers.
@@ -74,7 +76,7 @@ impl Waker {
 
 impl Control {
     pub(crate) fn new(start: Start, copier: Arc<Waker>) -> Self {
-        let wishes = Wishes { generation: 0, start, floor: start.epoch, low: start.number };
+        let wishes = Wishes { generation: 0, start, floor: start.epoch, low: start.number, ticks: 0 };
         Self {
             wishes: Mutex::new(wishes),
             changed: Condvar::new(),
@@ -91,14 +93,12 @@ impl Control {
         *lock(&self.wishes)
     }
 
-    /// The wishes, held still: for a look that is followed by [`Control::wait`].
-    pub(crate) fn hold(&self) -> MutexGuard<'_, Wishes> {
-        lock(&self.wishes)
-    }
-
-    /// Waits for a change of the wishes.
-    pub(crate) fn wait(&self, held: MutexGuard<'_, Wishes>) {
-        drop(crate::sync::wait(&self.changed, held));
+    /// Waits until the wishes are no longer what was `seen`.
+    pub(crate) fn wait(&self, seen: &Wishes) {
+        let mut wishes = lock(&self.wishes);
+        while wishes.ticks == seen.ticks && !self.is_closed() {
+            wishes = crate::sync::wait(&self.changed, wishes);
+        }
     }
 
     pub(crate) fn is_closed(&self) -> bool {
@@ -128,13 +128,17 @@ impl Control {
     /// Everything in flight is stale: feed from `start`.
     pub(crate) fn restart(&self, start: Start) {
         self.change(|w| {
-            *w = Wishes { generation: w.generation + 1, start, floor: start.epoch, low: start.number };
+            (w.generation, w.start) = (w.generation + 1, start);
+            (w.floor, w.low) = (start.epoch, start.number);
         });
     }
 
     /// The oldest batch not delivered is now `low`: more may be begun behind it.
     pub(crate) fn advance(&self, low: u64) {
-        lock(&self.wishes).low = low;
+        let mut wishes = lock(&self.wishes);
+        wishes.low = low;
+        wishes.ticks += 1;
+        drop(wishes);
         self.changed.notify_all();
     }
 
@@ -147,6 +151,7 @@ impl Control {
     fn change(&self, change: impl FnOnce(&mut Wishes)) {
         let mut wishes = lock(&self.wishes);
         change(&mut wishes);
+        wishes.ticks += 1;
         self.generation.store(wishes.generation, Ordering::Relaxed);
         self.floor.store(wishes.floor, Ordering::Relaxed);
         self.version.fetch_add(1, Ordering::Release);

@@ -10,6 +10,7 @@ use super::config::AllHeld;
 use super::control::Start;
 use super::copier::Delivery;
 use super::feeder::Step;
+use super::work::Status;
 use super::{Core, Inline};
 use crate::device::Stream;
 use crate::error::{Error, ErrorKind, Place, Result, Stage};
@@ -302,10 +303,12 @@ impl<'l> Epoch<'l> {
     fn blame(&self) -> Option<Stage> {
         let shared = &self.loader.shared;
         let (held, slots) = self.held();
+        // With a slot that is not held the copier has only not come round to it yet.
         if held >= slots && shared.life.starved.load(Ordering::Acquire) == shared.control.version() {
             return Some(Stage::DeviceSlot);
         }
-        shared.feeder_waits_for()
+        // The feeder is batches ahead: while workers fill one, what it waits for holds nobody up.
+        if shared.statuses.iter().any(Status::is_at_work) { None } else { shared.feeder_waits_for() }
     }
 
     fn blame_workers(&self) -> Stage {

@@ -71,19 +71,12 @@ impl Feeder {
     pub(crate) fn run(mut self) {
         let shared = self.shared.clone();
         while !shared.control.is_closed() {
-            let held = shared.control.hold();
-            match self.look(&held) {
-                Look::Wait => {
-                    if !shared.control.is_closed() {
-                        shared.control.wait(held);
-                    }
-                }
-                Look::End => {
-                    drop(held);
-                    self.end_epoch();
-                }
+            // User code may run in here: no lock is held.
+            let wishes = shared.control.wishes();
+            match self.look(&wishes) {
+                Look::Wait => shared.control.wait(&wishes),
+                Look::End => self.end_epoch(),
                 Look::Feed => {
-                    drop(held);
                     let start = Instant::now();
                     if let Some(slot) = self.free_slot() {
                         shared.metrics.spend(Stage::HostSlot, start.elapsed());

@@ -72,6 +72,10 @@ impl Status {
         if self.stage.load(Relaxed) == READING { Stage::Read } else { Stage::Decode }
     }
 
+    pub(crate) fn is_at_work(&self) -> bool {
+        self.since.load(Relaxed) != 0
+    }
+
     /// What sorts by age, since when (nanoseconds), and where; `None` while idle.
     pub(crate) fn look(&self, worker: usize) -> Option<([u64; 3], u64, Place)> {
         let since = self.since.load(Relaxed).checked_sub(1)?;

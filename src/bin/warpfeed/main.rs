@@ -1,1 +1,55 @@
-fn main() {}
+//! The `warpfeed` command-line tool.
+
+mod bench;
+mod data;
+mod pace;
+mod pipeline;
+mod report;
+
+use std::io::{self, IsTerminal, Write};
+use std::process::ExitCode;
+
+use clap::{ArgAction, Parser, Subcommand};
+use tracing_subscriber::filter::LevelFilter;
+
+/// Keeps a GPU fed: measures what the loader does on this machine.
+#[derive(Debug, Parser)]
+#[command(name = "warpfeed", version, max_term_width = 110)]
+struct Cli {
+    /// Says more on stderr: once what is decided, twice every detail
+    #[arg(short, long, global = true, action = ArgAction::Count, display_order = 100)]
+    verbose: u8,
+    #[command(subcommand)]
+    command: Command,
+}
+
+#[derive(Debug, Subcommand)]
+enum Command {
+    Bench(bench::Args),
+}
+
+fn main() -> ExitCode {
+    let cli = Cli::parse();
+    let level = match cli.verbose {
+        0 => LevelFilter::WARN,
+        1 => LevelFilter::INFO,
+        _ => LevelFilter::DEBUG,
+    };
+    let format = tracing_subscriber::fmt().without_time().with_target(false).with_max_level(level);
+    format.with_writer(io::stderr).with_ansi(io::stderr().is_terminal()).init();
+    let Command::Bench(args) = cli.command;
+    match bench::run(&args) {
+        Ok(()) => ExitCode::SUCCESS,
+        // Who reads our output has seen enough.
+        Err(error) if is_broken_pipe(&error) => ExitCode::SUCCESS,
+        Err(error) => {
+            // Nobody is left to tell where this fails.
+            let _ = writeln!(io::stderr(), "error: {error}");
+            ExitCode::FAILURE
+        }
+    }
+}
+
+fn is_broken_pipe(error: &anyhow::Error) -> bool {
+    error.downcast_ref::<io::Error>().is_some_and(|e| e.kind() == io::ErrorKind::BrokenPipe)
+}

@@ -1,0 +1,379 @@
+//! The pipeline of a benchmark: as a whole, one step after another, and stage by stage.
+
+use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
+use std::time::{Duration, Instant};
+
+use indicatif::ProgressBar;
+use warpfeed::decode::{Decode, Sample};
+use warpfeed::sampler::{Sampler, Sequential};
+use warpfeed::source::{Records, Source};
+use warpfeed::{CpuOptions, Device, Event, Field, Loader, Result, Row, Stage, Stats};
+
+use crate::data::Data;
+use crate::pace::paced;
+
+/// The stages run alone for at most this many steps: enough to know how long one takes.
+const ALONE: u64 = 100;
+/// Slots of a stage that runs alone, so that nothing else holds it up.
+const ALONE_SLOTS: usize = 3;
+
+/// What is run.
+#[derive(Debug, Clone, Copy)]
+pub(crate) struct Plan {
+    pub(crate) batch_size: u64,
+    pub(crate) workers: usize,
+    pub(crate) host_slots: usize,
+    pub(crate) device_slots: usize,
+    /// Steps that are timed.
+    pub(crate) steps: u64,
+    /// What decoding a sample takes; zero: what copying it takes.
+    pub(crate) decode: Duration,
+    /// The modelled link in 10⁹ bytes a second; `None`: a copy takes what copying its bytes takes.
+    pub(crate) link_gbps: Option<f64>,
+    /// What a step of the consumer takes on the device.
+    pub(crate) compute: Duration,
+    /// Whether decode and compute use the processor, instead of waiting.
+    pub(crate) spin: bool,
+}
+
+/// What was measured, each stage by itself and all of them together. Times are of one step.
+pub(crate) struct Measured {
+    pub(crate) load: Duration,
+    pub(crate) copy: Duration,
+    pub(crate) compute: Duration,
+    pub(crate) serial: Duration,
+    pub(crate) overlapped: Duration,
+    /// The overlapped run's consumer stream idle, a step.
+    pub(crate) stall: Duration,
+    /// From before `build` until the first batch is on the device, in the overlapped run.
+    pub(crate) first_batch: Duration,
+    /// From after `build` until the first step begins, in the overlapped run.
+    pub(crate) fill: Duration,
+    /// From the last sample's decoding until the last step ends, in the overlapped run.
+    pub(crate) drain: Duration,
+    /// Bytes of a batch on the link.
+    pub(crate) batch_bytes: u64,
+    /// What the loader of the overlapped run says.
+    pub(crate) stats: Stats,
+}
+
+impl Plan {
+    /// Steps before the timed ones: what was prefetched before the first step is used up by then.
+    pub(crate) fn warm_up(&self) -> u64 {
+        (self.host_slots + self.device_slots) as u64
+    }
+
+    /// Batches of the longest run.
+    pub(crate) fn batches(&self) -> u64 {
+        self.warm_up() + self.steps
+    }
+
+    /// Steps of all runs, for a progress bar.
+    pub(crate) fn steps_in_all(&self) -> u64 {
+        2 * self.batches() + 2 * self.alone(self).batches() + self.alone(self).steps
+    }
+
+    /// This plan with as many slots and steps as a stage alone needs.
+    fn alone(&self, stage: &Self) -> Self {
+        let slots = |n: usize| n.max(ALONE_SLOTS);
+        let (host_slots, device_slots) = (slots(self.host_slots), slots(self.device_slots));
+        Self { host_slots, device_slots, steps: self.steps.min(ALONE), ..*stage }
+    }
+
+    /// Measures it all, over `data`.
+    ///
+    /// # Errors
+    /// What the loader and the device meet.
+    pub(crate) fn measure(&self, data: &Arc<Data>, progress: &ProgressBar) -> Result<Measured> {
+        progress.set_message("load alone");
+        let free_link = Self { link_gbps: None, compute: Duration::ZERO, ..*self };
+        let load = self.alone(&free_link).run(data, Mode::Overlapped, progress)?;
+        progress.set_message("copy alone");
+        let no_work = Self { compute: Duration::ZERO, ..*self };
+        let copy = self.alone(&no_work).run(data, Mode::Undecoded, progress)?;
+        progress.set_message("compute alone");
+        let compute = self.alone(self).compute_alone(progress)?;
+        progress.set_message("serial");
+        let one_slot = Self { host_slots: 1, device_slots: 1, ..*self };
+        let serial = one_slot.run(data, Mode::Serial, progress)?;
+        progress.set_message("overlapped");
+        let run = self.run(data, Mode::Overlapped, progress)?;
+        Ok(Measured {
+            load: load.time_to_load(self.workers),
+            copy: copy.step,
+            compute,
+            serial: serial.step,
+            overlapped: run.step,
+            stall: run.stall,
+            first_batch: run.first_batch,
+            fill: run.fill,
+            drain: run.drain,
+            batch_bytes: run.stats.bytes / run.stats.batches.max(1),
+            stats: run.stats,
+        })
+    }
+
+    /// What a step of the consumer takes on a stream that has nothing else to do.
+    fn compute_alone(&self, progress: &ProgressBar) -> Result<Duration> {
+        let stream = Device::cpu().new_stream()?;
+        let device = stream.device();
+        let begun = device.new_event()?;
+        stream.record(&begun)?;
+        let mut ends = Vec::new();
+        for _ in 0..self.steps {
+            self.enqueue_step(&stream)?;
+            let end = device.new_event()?;
+            stream.record(&end)?;
+            ends.push(end);
+        }
+        for end in &ends {
+            end.synchronize()?;
+            progress.inc(1);
+        }
+        let all = ends.last().map_or(Ok(Duration::ZERO), |end| end.elapsed_since(&begun))?;
+        Ok(if self.compute.is_zero() { Duration::ZERO } else { each(all, self.steps) })
+    }
+
+    fn enqueue_step(&self, stream: &warpfeed::Stream) -> Result<()> {
+        let (time, spin) = (self.compute, self.spin);
+        if time.is_zero() { Ok(()) } else { stream.enqueue(move || paced(time, spin, || ())) }
+    }
+
+    /// Runs the pipeline. All times are taken by events on the consumer's stream.
+    fn run(&self, data: &Arc<Data>, mode: Mode, progress: &ProgressBar) -> Result<Run> {
+        let link = CpuOptions::default();
+        let link = self.link_gbps.map_or_else(|| link.clone(), |gbps| link.clone().link_gbps(gbps));
+        let device = Device::cpu_with(link);
+        let stream = device.new_stream()?;
+        let (warm_up, batches) = (self.warm_up(), self.batches());
+        let event = |_| device.new_event();
+        let starts = (0..batches).map(event).collect::<Result<Vec<Event>>>()?;
+        let ends = (0..batches).map(event).collect::<Result<Vec<Event>>>()?;
+        let (begun, built) = (device.new_event()?, device.new_event()?);
+
+        let len = data.len().unwrap_or(0);
+        let epoch_batches = (len / self.batch_size).max(1);
+        let numbers = Numbers { epoch_batches, batch_size: self.batch_size };
+        let watch = Arc::new(Watch { numbers, last: batches - 1, decoded: Mutex::new(None) });
+        // Without workers `next` does it all, when it is asked: a gate would only lock out the one who opens it.
+        let gated = mode == Mode::Serial && self.workers > 0;
+        let gate =
+            Arc::new(Gate { opened: Mutex::new(if gated { 0 } else { u64::MAX }), more: Condvar::new() });
+
+        stream.record(&begun)?;
+        let loader = Loader::builder(data.clone())
+            .decode(Bench { plan: *self, skip: mode == Mode::Undecoded, watch: watch.clone() })
+            .sampler(OnDemand { order: Sequential::new(len), numbers, gate: gate.clone() })
+            .batch_size(usize::try_from(self.batch_size).unwrap_or(usize::MAX))
+            .workers(self.workers)
+            .host_slots(self.host_slots)
+            .device_slots(self.device_slots)
+            .drop_last(true)
+            .epochs(batches.div_ceil(epoch_batches))
+            .build(&device)?;
+        stream.record(&built)?;
+        let _open = Open(&gate); // dropped before the loader, whose feeder may be waiting there
+
+        let mut marks = starts.iter().zip(&ends);
+        let mut next = marks.next();
+        let mut number = 0;
+        while next.is_some() {
+            let mut epoch = loader.epoch(&stream)?;
+            while let Some((start, end)) = next {
+                if gated {
+                    gate.open(number + 1);
+                }
+                let Some(batch) = epoch.next().transpose()? else { break };
+                stream.record(start)?;
+                self.enqueue_step(&stream)?;
+                stream.record(end)?;
+                if mode == Mode::Serial {
+                    stream.synchronize()?;
+                }
+                drop(batch);
+                progress.inc(1);
+                (next, number) = (marks.next(), number + 1);
+            }
+        }
+        stream.synchronize()?;
+        let done = Instant::now();
+
+        let timed = ends.windows(2).zip(starts.iter().skip(1)).skip(warm_up as usize - 1);
+        let (mut all, mut stall) = (Duration::ZERO, Duration::ZERO);
+        for (pair, start) in timed {
+            let [before, end] = pair else { continue };
+            all += end.elapsed_since(before)?;
+            stall += start.elapsed_since(before)?;
+        }
+        let first = starts.first().map_or(Ok(Duration::ZERO), |start| start.elapsed_since(&begun))?;
+        let fill = starts.first().map_or(Ok(Duration::ZERO), |start| start.elapsed_since(&built))?;
+        let decoded = *lock(&watch.decoded);
+        Ok(Run {
+            step: each(all, self.steps),
+            stall: each(stall, self.steps),
+            first_batch: first,
+            fill,
+            drain: decoded.map_or(Duration::ZERO, |at| done - at),
+            stats: loader.stats(),
+        })
+    }
+}
+
+fn each(all: Duration, steps: u64) -> Duration {
+    Duration::from_secs_f64(all.as_secs_f64() / steps.max(1) as f64)
+}
+
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+enum Mode {
+    /// As a loader is used: everything at once.
+    Overlapped,
+    /// A batch is loaded when it is asked for, and the next is asked for when the step that uses it is over.
+    Serial,
+    /// As overlapped, with rows that nobody writes.
+    Undecoded,
+}
+
+/// What one run took.
+struct Run {
+    step: Duration,
+    stall: Duration,
+    first_batch: Duration,
+    fill: Duration,
+    drain: Duration,
+    stats: Stats,
+}
+
+impl Run {
+    /// What the workers take for a batch. Where copying the bytes took most of the time, the rate of the batches
+    /// says nothing about the workers, and their own clocks do.
+    fn time_to_load(&self, workers: usize) -> Duration {
+        let busy = self.stats.busy(Stage::Read) + self.stats.busy(Stage::Decode);
+        let by_clock = busy / u32::try_from(workers.max(1)).unwrap_or(u32::MAX);
+        let by_clock = each(by_clock, self.stats.batches);
+        let copying = each(self.stats.busy(Stage::Copy), self.stats.batches);
+        if copying * 2 > self.step { by_clock } else { self.step }
+    }
+}
+
+/// How a sample's place tells the number of its batch, over all epochs, under a sequential order.
+#[derive(Debug, Clone, Copy)]
+struct Numbers {
+    epoch_batches: u64,
+    batch_size: u64,
+}
+
+impl Numbers {
+    fn of(&self, epoch: u64, position: u64) -> u64 {
+        epoch * self.epoch_batches + position / self.batch_size
+    }
+}
+
+/// Notes when the last sample that is used was decoded.
+struct Watch {
+    numbers: Numbers,
+    last: u64,
+    decoded: Mutex<Option<Instant>>,
+}
+
+/// The decoder: copies a record into its row, and takes as long for it as the plan says.
+struct Bench {
+    plan: Plan,
+    skip: bool,
+    watch: Arc<Watch>,
+}
+
+impl Decode<Arc<Data>> for Bench {
+    type Scratch = ();
+
+    fn fields(&self, source: &Arc<Data>) -> Result<Vec<Field>> {
+        Ok(source.parts().iter().map(|part| part.field.clone()).collect())
+    }
+
+    fn decode(
+        &self,
+        sample: &mut Sample<'_, Arc<Data>>,
+        (): &mut (),
+        row: &mut Row<'_>,
+    ) -> anyhow::Result<()> {
+        if self.skip {
+            row.overwrite(0)?;
+            return Ok(());
+        }
+        let (time, spin) = (self.plan.decode, self.plan.spin);
+        let mut copy = |sample: &mut Sample<'_, Arc<Data>>| match **sample.source() {
+            Data::Synthetic(_) => row.copy(0, sample.read()?),
+            Data::File(_) => sample.read_into(row),
+        };
+        if time.is_zero() {
+            copy(sample)?
+        } else {
+            paced(time, spin, || copy(sample))?
+        }
+        if self.watch.numbers.of(sample.epoch(), sample.index()) == self.watch.last {
+            *lock(&self.watch.decoded) = Some(Instant::now());
+        }
+        Ok(())
+    }
+}
+
+/// Holds a batch back until it has been asked for.
+struct Gate {
+    /// Batches that were asked for.
+    opened: Mutex<u64>,
+    more: Condvar,
+}
+
+impl Gate {
+    fn open(&self, batches: u64) {
+        let mut opened = lock(&self.opened);
+        *opened = batches.max(*opened);
+        self.more.notify_all();
+    }
+
+    fn pass(&self, number: u64) {
+        let mut opened = lock(&self.opened);
+        while *opened <= number {
+            opened = self.more.wait(opened).unwrap_or_else(PoisonError::into_inner);
+        }
+    }
+}
+
+/// Opens a gate for good when it is dropped.
+struct Open<'a>(&'a Gate);
+
+impl Drop for Open<'_> {
+    fn drop(&mut self) {
+        self.0.open(u64::MAX);
+    }
+}
+
+/// The records in order, a batch's indices not before the gate lets it pass. The feeder asks for them before it
+/// hands the batch to the workers, so that these wait for nothing and their clocks stay true.
+struct OnDemand {
+    order: Sequential,
+    numbers: Numbers,
+    gate: Arc<Gate>,
+}
+
+impl Sampler for OnDemand {
+    fn len(&self) -> u64 {
+        self.order.len()
+    }
+
+    fn index(&self, epoch: u64, position: u64) -> u64 {
+        self.order.index(epoch, position)
+    }
+
+    fn fill(&self, epoch: u64, start: u64, step: u64, out: &mut [u64]) {
+        self.gate.pass(self.numbers.of(epoch, start));
+        self.order.fill(epoch, start, step, out);
+    }
+
+    fn fingerprint(&self) -> u64 {
+        self.order.fingerprint()
+    }
+}
+
+fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
+    mutex.lock().unwrap_or_else(PoisonError::into_inner)
+}
