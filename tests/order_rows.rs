@@ -15,9 +15,9 @@ use warpfeed::sampler::{Remainder, Shard, Shuffle};
 use warpfeed::source::{self, Source, from_fn};
 use warpfeed::{ErrorKind, Field, Loader, OnError, Order, Row};
 
-#[path = "support/watch.rs"]
-mod watch;
-use watch::{LONG, Number, cpu, epoch, numbers, range, samples, values, within};
+mod support;
+use support::logged;
+use support::watch::{LONG, Number, cpu, epoch, numbers, range, samples, values, within};
 
 fn sorted(mut values: Vec<u64>) -> Vec<u64> {
     values.sort_unstable();
@@ -415,47 +415,16 @@ fn row_86_a_wrong_world_is_named() {
 fn row_87_an_epoch_without_a_batch_is_said_at_build() {
     within(LONG, || {
         let (device, stream) = cpu();
-        let lines = Arc::new(Mutex::new(Vec::new()));
-        let log = Lines(lines.clone());
-        let loader = tracing::subscriber::with_default(log, || {
-            numbers(3).batch_size(8).drop_last(true).workers(1).build(&device).unwrap()
-        });
+        let build = || numbers(3).batch_size(8).drop_last(true).workers(1).build(&device).unwrap();
+        let (loader, lines) = logged(build);
         assert_eq!((loader.len(), epoch(&loader, &stream).len()), (Some(0), 0));
         assert_eq!(epoch(&loader, &stream).len(), 0, "and so is every other epoch");
-        let lines = lines.lock().unwrap();
         let said: Vec<_> = lines.iter().filter(|l| l.contains("empty")).collect();
         assert!(
             said.len() == 1 && said[0].contains("3 samples") && said[0].contains("batch_size 8"),
             "{lines:?}"
         );
     });
-}
-
-/// Collects the warnings of a thread.
-struct Lines(Arc<Mutex<Vec<String>>>);
-
-impl tracing::Subscriber for Lines {
-    fn enabled(&self, metadata: &tracing::Metadata<'_>) -> bool {
-        *metadata.level() <= tracing::Level::WARN
-    }
-    fn event(&self, event: &tracing::Event<'_>) {
-        struct Text(String);
-        impl tracing::field::Visit for Text {
-            fn record_debug(&mut self, _: &tracing::field::Field, value: &dyn std::fmt::Debug) {
-                self.0 += &format!("{value:?}");
-            }
-        }
-        let mut text = Text(String::new());
-        event.record(&mut text);
-        self.0.lock().unwrap().push(text.0);
-    }
-    fn new_span(&self, _: &tracing::span::Attributes<'_>) -> tracing::span::Id {
-        tracing::span::Id::from_u64(1)
-    }
-    fn record(&self, _: &tracing::span::Id, _: &tracing::span::Record<'_>) {}
-    fn record_follows_from(&self, _: &tracing::span::Id, _: &tracing::span::Id) {}
-    fn enter(&self, _: &tracing::span::Id) {}
-    fn exit(&self, _: &tracing::span::Id) {}
 }
 
 #[test]
