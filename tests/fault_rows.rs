@@ -44,9 +44,10 @@ fn until_error(loader: &Loader, stream: &Stream) -> (Vec<Vec<u64>>, Error) {
     let mut running = loader.epoch(stream).unwrap();
     let mut seen = Vec::new();
     loop {
-        match running.next().expect("an epoch with an error has no clean end") {
-            Ok(batch) => seen.push(values(&batch)),
-            Err(e) => {
+        match running.next() {
+            None => panic!("an epoch with an error has no clean end"),
+            Some(Ok(batch)) => seen.push(values(&batch)),
+            Some(Err(e)) => {
                 assert!(running.next().is_none() && running.next().is_none());
                 return (seen, e);
             }
@@ -183,9 +184,10 @@ fn a_field_that_is_not_written_is_an_error() {
         let fields = [Field::scalar::<u64>("x"), Field::scalar::<f32>("label")];
         let loader = Loader::builder(range(3)).decode_with(fields, |s, row| {
             row.set("x", s.index())?;
-            Ok(if s.index() != 1 {
-                row.set("label", 1f32)?
-            })
+            if s.index() != 1 {
+                row.set("label", 1f32)?;
+            }
+            Ok(())
         });
         let loader = loader.workers(1).build(&device).unwrap();
         let (_, e) = until_error(&loader, &stream);
@@ -328,7 +330,7 @@ fn retry(times: u32, backoff: Duration, then: OnError) -> OnError {
 fn a_replacement_is_another_sample_that_can_be_had() {
     within(LONG, || {
         let (device, stream) = cpu();
-        let broken = |i: u64, _| if i % 3 == 0 { anyhow::bail!("boom") } else { Ok(()) };
+        let broken = |i: u64, _| if i.is_multiple_of(3) { anyhow::bail!("boom") } else { Ok(()) };
         let build = |limit| flaky(30, broken).batch_size(6).workers(2).on_error(OnError::Replace { limit });
         let loader = build(100).build(&device).unwrap();
         for batch in loader.epoch(&stream).unwrap() {

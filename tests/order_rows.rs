@@ -1,7 +1,12 @@
 //! What comes, how often and in which order: reported failures of data loaders that must not be ours. The number
 //! in a test's name is the row of the list in `docs/FAILURES.md`.
 
-#![allow(clippy::unwrap_used, clippy::panic, reason = "a test stops at the first surprise")]
+#![allow(
+    clippy::unwrap_used,
+    clippy::panic,
+    clippy::print_stdout,
+    reason = "a test stops at the first surprise"
+)]
 
 use std::collections::BTreeSet;
 use std::sync::atomic::{AtomicU64, Ordering::SeqCst};

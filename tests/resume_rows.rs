@@ -1,7 +1,12 @@
 //! Saved states: a run that is resumed is the rest of the run that was not interrupted. The number in a test's name
 //! is the row of the list in `docs/FAILURES.md`.
 
-#![allow(clippy::unwrap_used, clippy::panic, reason = "a test stops at the first surprise")]
+#![allow(
+    clippy::unwrap_used,
+    clippy::panic,
+    clippy::print_stdout,
+    reason = "a test stops at the first surprise"
+)]
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering::SeqCst};
