@@ -2,7 +2,12 @@
 //! happens where it is refused. Sizes are small, since the usual limit on locked memory is 8 MiB a process; what is
 //! checked does not depend on them.
 
-#![allow(clippy::unwrap_used, clippy::panic, reason = "a test stops at the first surprise")]
+#![allow(
+    clippy::unwrap_used,
+    clippy::panic,
+    clippy::print_stdout,
+    reason = "a test stops at the first surprise"
+)]
 
 mod support;
 

@@ -1,7 +1,12 @@
 //! What comes, how often and in which order: reported failures of data loaders that must not be ours. The number
 //! in a test's name is the row of the list in `docs/FAILURES.md`.
 
-#![allow(clippy::unwrap_used, clippy::panic, reason = "a test stops at the first surprise")]
+#![allow(
+    clippy::unwrap_used,
+    clippy::panic,
+    clippy::print_stdout,
+    reason = "a test stops at the first surprise"
+)]
 
 use std::collections::BTreeSet;
 use std::sync::atomic::{AtomicU64, Ordering::SeqCst};
@@ -12,12 +17,12 @@ use std::time::{Duration, Instant};
 
 use warpfeed::decode::{Decode, Sample};
 use warpfeed::sampler::{Remainder, Shard, Shuffle};
-use warpfeed::source::{self, Source, SourceExt, from_fn, from_iter, from_iter_fn};
+use warpfeed::source::{self, Source, from_fn};
 use warpfeed::{ErrorKind, Field, Loader, OnError, Order, Row};
 
-#[path = "support/watch.rs"]
-mod watch;
-use watch::{LONG, Number, alone, cpu, epoch, numbers, range, resident, samples, values, within};
+mod support;
+use support::logged;
+use support::watch::{LONG, Number, cpu, epoch, numbers, range, samples, values, within};
 
 fn sorted(mut values: Vec<u64>) -> Vec<u64> {
     values.sort_unstable();
@@ -404,19 +409,6 @@ fn row_79_all_ranks_have_the_same_count_with_drop_last() {
 }
 
 #[test]
-fn row_80_a_stream_is_shared_not_repeated_by_the_workers() {
-    within(LONG, || {
-        let (device, stream) = cpu();
-        for workers in [0, 1, 4] {
-            let source = from_iter(0..10u64);
-            let loader = Loader::builder(source).decode(Number).batch_size(2).workers(workers);
-            let loader = loader.build(&device).unwrap();
-            assert_eq!(epoch(&loader, &stream), [[0, 1], [2, 3], [4, 5], [6, 7], [8, 9]]);
-        }
-    });
-}
-
-#[test]
 fn row_86_a_wrong_world_is_named() {
     let e = Shard::new(0, 0).unwrap_err();
     assert!(e.to_string().contains("must be at least 1"), "{e}");
@@ -428,106 +420,15 @@ fn row_86_a_wrong_world_is_named() {
 fn row_87_an_epoch_without_a_batch_is_said_at_build() {
     within(LONG, || {
         let (device, stream) = cpu();
-        let lines = Arc::new(Mutex::new(Vec::new()));
-        let log = Lines(lines.clone());
-        let loader = tracing::subscriber::with_default(log, || {
-            numbers(3).batch_size(8).drop_last(true).workers(1).build(&device).unwrap()
-        });
+        let build = || numbers(3).batch_size(8).drop_last(true).workers(1).build(&device).unwrap();
+        let (loader, lines) = logged(build);
         assert_eq!((loader.len(), epoch(&loader, &stream).len()), (Some(0), 0));
         assert_eq!(epoch(&loader, &stream).len(), 0, "and so is every other epoch");
-        let lines = lines.lock().unwrap();
         let said: Vec<_> = lines.iter().filter(|l| l.contains("empty")).collect();
         assert!(
             said.len() == 1 && said[0].contains("3 samples") && said[0].contains("batch_size 8"),
             "{lines:?}"
         );
-    });
-}
-
-/// Collects the warnings of a thread.
-struct Lines(Arc<Mutex<Vec<String>>>);
-
-impl tracing::Subscriber for Lines {
-    fn enabled(&self, metadata: &tracing::Metadata<'_>) -> bool {
-        *metadata.level() <= tracing::Level::WARN
-    }
-    fn event(&self, event: &tracing::Event<'_>) {
-        struct Text(String);
-        impl tracing::field::Visit for Text {
-            fn record_debug(&mut self, _: &tracing::field::Field, value: &dyn std::fmt::Debug) {
-                self.0 += &format!("{value:?}");
-            }
-        }
-        let mut text = Text(String::new());
-        event.record(&mut text);
-        self.0.lock().unwrap().push(text.0);
-    }
-    fn new_span(&self, _: &tracing::span::Attributes<'_>) -> tracing::span::Id {
-        tracing::span::Id::from_u64(1)
-    }
-    fn record(&self, _: &tracing::span::Id, _: &tracing::span::Record<'_>) {}
-    fn record_follows_from(&self, _: &tracing::span::Id, _: &tracing::span::Id) {}
-    fn enter(&self, _: &tracing::span::Id) {}
-    fn exit(&self, _: &tracing::span::Id) {}
-}
-
-#[test]
-fn row_88_an_endless_stream_can_be_left() {
-    alone("row_88_an_endless_stream_can_be_left", || {
-        let (device, stream) = cpu();
-        let loader = Loader::builder(from_iter(std::iter::repeat(7u64))).decode(Number).batch_size(10);
-        let loader = loader.workers(2).build(&device).unwrap();
-        assert_eq!((loader.len(), loader.is_empty()), (None, false));
-        let mut running = loader.epoch(&stream).unwrap();
-        assert_eq!(running.remaining(), None);
-        for _ in 0..10 {
-            running.next().unwrap().unwrap();
-        }
-        let before = resident();
-        for _ in 0..90 {
-            assert_eq!(values(&running.next().unwrap().unwrap()), [7; 10]);
-        }
-        let grown = resident().saturating_sub(before);
-        assert!(grown < 8 << 20, "{grown} bytes more");
-        let start = Instant::now();
-        drop(running);
-        drop(loader);
-        assert!(start.elapsed() < Duration::from_secs(1));
-    });
-}
-
-#[test]
-fn row_89_a_used_up_stream_ends_at_once() {
-    within(LONG, || {
-        let (device, stream) = cpu();
-        for workers in [0, 2] {
-            let loader = Loader::builder(from_iter(0..10u64)).decode(Number).batch_size(4).workers(workers);
-            let loader = loader.build(&device).unwrap();
-            assert_eq!(samples(&loader, &stream), all(10));
-            let start = Instant::now();
-            for _ in 0..3 {
-                assert_eq!(epoch(&loader, &stream).len(), 0);
-            }
-            assert!(start.elapsed() < Duration::from_secs(1), "{:?}", start.elapsed());
-        }
-    });
-}
-
-#[test]
-fn a_stream_that_opens_anew_comes_whole_each_epoch_also_after_one_that_was_left() {
-    within(LONG, || {
-        let (device, stream) = cpu();
-        for workers in [0, 2] {
-            let source = from_iter_fn(|epoch| (0..10).map(move |i| 100 * epoch + i)).take(9);
-            let loader = Loader::builder(source).decode(Number).batch_size(4).workers(workers);
-            let loader = loader.build(&device).unwrap();
-            assert_eq!(samples(&loader, &stream), (0..9).collect::<Vec<_>>());
-            assert_eq!(
-                values(&loader.epoch(&stream).unwrap().next().unwrap().unwrap()),
-                [100, 101, 102, 103]
-            );
-            assert_eq!(samples(&loader, &stream), (200..209).collect::<Vec<_>>());
-        }
     });
 }
 

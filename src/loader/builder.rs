@@ -229,6 +229,7 @@ impl<S: Source, D: Decode<S>> Builder<S, D> {
         let Self { source, decode, sampler, runtime, worker_init, config: c } = self;
         let length = source.len();
         c.check(length, sampler.is_some(), worker_init.is_some(), runtime.is_some())?;
+        let workers_shared = runtime.is_some();
         let runtime = match runtime {
             Some(runtime) => runtime,
             None => {
@@ -334,7 +335,7 @@ impl<S: Source, D: Decode<S>> Builder<S, D> {
             busy: AtomicBool::new(false),
             inline: None,
             threads: Mutex::new(Vec::new()),
-            live_workers: runtime.live.clone(),
+            workers_shared,
             config: text,
             shared,
         };

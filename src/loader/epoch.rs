@@ -336,10 +336,8 @@ impl Iterator for Epoch<'_> {
         if let Some(given) = self.given.take() {
             self.loader.shared.metrics.spend(Stage::Consumer, given.elapsed());
         }
-        if let Some(error) = self.loader.shared.life.take_error() {
-            return Some(Err(error));
-        }
-        match self.advance() {
+        let met = self.loader.shared.life.take_error();
+        match met.map_or_else(|| self.advance(), Err) {
             Ok(Some(batch)) => {
                 self.given = Some(Instant::now());
                 Some(Ok(batch))

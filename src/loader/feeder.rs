@@ -328,13 +328,8 @@ impl Feeder {
                     // The batch does not exist: its number of dispatch goes to the error.
                     self.seq -= 1;
                     self.waiting = Some(filling.cancel());
-                    let (epoch, batch) = (Some(self.epoch), Some(number));
-                    return self.fail(error.at(Place {
-                        epoch,
-                        batch,
-                        stage: Some(Stage::Sample),
-                        ..Place::default()
-                    }));
+                    let (epoch, batch, stage) = (Some(self.epoch), Some(number), Some(Stage::Sample));
+                    return self.fail(error.at(Place { epoch, batch, stage, ..Place::default() }));
                 }
                 if len > 0 && cursor.is_padding(first + len as u64 - 1) {
                     manifest.padding = Some(len - 1);

@@ -22,7 +22,7 @@ mod work;
 
 use std::fmt;
 use std::mem::ManuallyDrop;
-use std::sync::atomic::{AtomicBool, AtomicU8, AtomicU64, AtomicUsize, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU8, AtomicU64, Ordering};
 use std::sync::{Arc, Mutex};
 use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
@@ -163,7 +163,8 @@ struct Core {
     busy: AtomicBool,
     inline: Option<Mutex<Inline>>,
     threads: Mutex<Vec<JoinHandle<()>>>,
-    live_workers: Arc<AtomicUsize>,
+    /// Whether the workers belong to a [`Runtime`] of the user's.
+    workers_shared: bool,
     config: String,
 }
 
@@ -252,7 +253,6 @@ impl Loader {
         self.0.shared.control.close();
         let deadline = Instant::now() + Duration::from_secs(1);
         let mut threads = std::mem::take(&mut *lock(&self.0.threads));
-        let pool_is_ours = self.0.live_workers.load(Ordering::Acquire) > 0;
         loop {
             threads.retain(|t| !t.is_finished());
             let idle = self.0.shared.oldest_unfinished().is_none();
@@ -277,7 +277,7 @@ impl Loader {
             stats: self.stats(),
             batches_alive: self.0.shared.life.held.load(Ordering::Acquire),
             threads_left: threads.len(),
-            workers_shared: !pool_is_ours,
+            workers_shared: self.0.workers_shared,
             waiting,
             waiting_bytes,
             leaked,

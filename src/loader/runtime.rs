@@ -1,7 +1,6 @@
 //! Workers and budgets that several loaders share.
 
 use std::sync::Arc;
-use std::sync::atomic::{AtomicUsize, Ordering};
 
 use crate::error::{Error, ErrorKind, Result};
 use crate::pool::Budget;
@@ -14,7 +13,6 @@ pub struct Runtime {
     pub(crate) workers: usize,
     pub(crate) host: Budget,
     pub(crate) device: Budget,
-    pub(crate) live: Arc<AtomicUsize>,
 }
 
 impl Runtime {
@@ -41,22 +39,16 @@ impl Runtime {
         device_budget: usize,
         init: Option<Arc<dyn Fn(usize) + Send + Sync>>,
     ) -> Result<Self> {
-        let live = Arc::new(AtomicUsize::new(0));
         let pool = match workers {
             0 => None,
             _ => {
-                let (up, down) = (live.clone(), live.clone());
                 let pool = rayon::ThreadPoolBuilder::new()
                     .num_threads(workers)
                     .thread_name(|k| format!("warpfeed-{k}"))
                     .start_handler(move |k| {
-                        up.fetch_add(1, Ordering::AcqRel);
                         if let Some(init) = &init {
                             init(k);
                         }
-                    })
-                    .exit_handler(move |_| {
-                        down.fetch_sub(1, Ordering::AcqRel);
                     })
                     .build();
                 let refused = |e| {
@@ -68,7 +60,7 @@ impl Runtime {
         };
         let (host, device) =
             (Budget::new("host_budget", host_budget), Budget::new("device_budget", device_budget));
-        Ok(Self { pool, workers, host, device, live })
+        Ok(Self { pool, workers, host, device })
     }
 }
 

@@ -14,7 +14,7 @@ use warpfeed::decode::{Decode, Sample};
 use warpfeed::source::Source;
 use warpfeed::{Device, Field, HostBatch, Row};
 
-mod watch;
+pub(crate) mod watch;
 
 #[allow(unused_imports, reason = "each test binary uses a part of it")]
 pub(crate) use watch::{eventually, range, within};
