@@ -42,6 +42,8 @@ pub enum ErrorKind {
     Capturing,
     /// Another epoch of this loader is still alive.
     Busy,
+    /// All epochs that were asked for have been delivered.
+    Finished,
     /// This source can't continue in the middle.
     NotResumable,
     /// A saved state belongs to another source, sampler, seed or version.

@@ -75,8 +75,8 @@ pub use checkpoint::State;
 pub use device::{Counters, CpuOptions, Device, Event, Stream};
 pub use error::{Error, ErrorKind, Place, Result, Stage};
 pub use loader::{
-    AllHeld, Batch, Builder, Dims, Epoch, HostBatch, Loader, OnError, Order, RaggedView, Report, Runtime,
-    View,
+    AllHeld, Batch, Builder, Dims, Epoch, HostBatch, Loader, OnError, Order, Outcome, RaggedView, Report,
+    Runtime, View,
 };
 pub use metrics::Stats;
 pub use random::SampleRng;

@@ -14,6 +14,7 @@ pub(crate) struct Metrics {
     start: Instant,
     busy: [AtomicU64; STAGES],
     stalled: [AtomicU64; STAGES],
+    napped: AtomicU64,
     pub(crate) samples: AtomicU64,
     pub(crate) batches: AtomicU64,
     pub(crate) bytes: AtomicU64,
@@ -31,6 +32,7 @@ impl Metrics {
             start: Instant::now(),
             busy: zeros(),
             stalled: zeros(),
+            napped: zero(),
             samples: zero(),
             batches: zero(),
             bytes: zero(),
@@ -51,6 +53,15 @@ impl Metrics {
         self.stalled[stage as usize].fetch_add(nanos(time), Relaxed);
     }
 
+    /// Notes that a caller without workers waited for a host slot's copy, for [`Metrics::take_nap`].
+    pub(crate) fn nap(&self, time: Duration) {
+        self.napped.fetch_add(nanos(time), Relaxed);
+    }
+
+    pub(crate) fn take_nap(&self) -> Duration {
+        Duration::from_nanos(self.napped.swap(0, Relaxed))
+    }
+
     /// Whether reading or decoding took the workers longer so far.
     pub(crate) fn dearer_of_read_and_decode(&self) -> Stage {
         let time = |s: Stage| self.busy[s as usize].load(Relaxed);
@@ -62,16 +73,11 @@ impl Metrics {
             |from: &[AtomicU64; STAGES]| ALL.map(|s| Duration::from_nanos(from[s as usize].load(Relaxed)));
         let mut busy = times(&self.busy);
         busy[Stage::Copy as usize] = link;
-        let mut stalled = times(&self.stalled);
-        if link < stalled[Stage::Copy as usize].mul_f64(LINK_AT_WORK) {
-            let behind = std::mem::take(&mut stalled[Stage::Copy as usize]);
-            stalled[Stage::Consumer as usize] += behind;
-        }
         Stats {
             wall: self.start.elapsed(),
             workers,
             busy,
-            stalled,
+            stalled: times(&self.stalled),
             samples: self.samples.load(Relaxed),
             batches: self.batches.load(Relaxed),
             bytes: self.bytes.load(Relaxed),
@@ -84,10 +90,6 @@ impl Metrics {
         }
     }
 }
-
-/// The share of a wait for copies that the link is at work where it is the cause. Below it the copies themselves
-/// wait, for device slots that the consumer's work on the device has not left yet.
-const LINK_AT_WORK: f64 = 0.75;
 
 const ALL: [Stage; STAGES] = [
     Stage::Sample,
@@ -109,7 +111,8 @@ fn nanos(time: Duration) -> u64 {
 /// Two kinds of time. [`Stats::busy`] is what the threads of each stage spent, summed over threads: near
 /// `workers × wall` for read and decode means that the workers are the limit; near `wall` for the link means that the
 /// link is. [`Stats::stalled`] is what the consumer waited in `next`, by the stage that it waited for: near zero
-/// means that the loader keeps up.
+/// means that the loader keeps up. [`Stage::Consumer`] there is time in which `next` waited for the consumer's own
+/// stream: its host runs ahead of its device, every slot is in use, and the loader keeps up too.
 #[derive(Debug, Clone)]
 pub struct Stats {
     wall: Duration,
@@ -158,6 +161,27 @@ impl Stats {
         self.stalled.iter().sum()
     }
 
+    /// What has been added since `earlier`, a snapshot of the same loader: for a report an epoch.
+    #[must_use]
+    pub fn since(&self, earlier: &Self) -> Self {
+        let times = |a: &[Duration; STAGES], b: &[Duration; STAGES]| {
+            std::array::from_fn(|k| a[k].saturating_sub(b[k]))
+        };
+        Self {
+            wall: self.wall.saturating_sub(earlier.wall),
+            busy: times(&self.busy, &earlier.busy),
+            stalled: times(&self.stalled, &earlier.stalled),
+            samples: self.samples.saturating_sub(earlier.samples),
+            batches: self.batches.saturating_sub(earlier.batches),
+            bytes: self.bytes.saturating_sub(earlier.bytes),
+            tasks: self.tasks.saturating_sub(earlier.tasks),
+            failed: self.failed.saturating_sub(earlier.failed),
+            retried: self.retried.saturating_sub(earlier.retried),
+            replaced: self.replaced.saturating_sub(earlier.replaced),
+            ..*self
+        }
+    }
+
     pub(crate) fn with_slots(mut self, pinned: bool, lost_slots: usize) -> Self {
         (self.pinned, self.lost_slots) = (pinned, lost_slots);
         self
@@ -168,7 +192,7 @@ impl Stats {
     /// step makes the run faster.
     pub fn limiting(&self) -> Stage {
         let wall = self.wall.as_secs_f64().max(1e-9);
-        if self.stalled_in_all().as_secs_f64() < 0.02 * wall {
+        if (self.stalled_in_all() - self.stalled(Stage::Consumer)).as_secs_f64() < 0.02 * wall {
             let link = self.busy(Stage::Copy).as_secs_f64();
             return if link > 0.9 * wall { Stage::Copy } else { Stage::Consumer };
         }
@@ -250,5 +274,8 @@ mod tests {
         let stats = m.snapshot(2, Duration::ZERO);
         assert_eq!(stats.limiting(), Stage::DeviceSlot);
         assert!(stats.to_string().contains("device_slots"), "{stats}");
+        m.stall(Stage::Consumer, Duration::from_secs(9));
+        let later = m.snapshot(2, Duration::ZERO).since(&stats);
+        assert_eq!((later.stalled(Stage::DeviceSlot), later.limiting()), (Duration::ZERO, Stage::Consumer));
     }
 }

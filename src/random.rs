@@ -46,6 +46,11 @@ impl SampleRng {
         Self::from_key(key(&[seed, epoch, index]))
     }
 
+    /// A generator for something else than a sample, keyed by a seed and a name: initial weights, say.
+    pub fn named(seed: u64, name: &str) -> Self {
+        Self::from_key(key(&[seed, key_of_bytes(name.as_bytes()), 0x006e_616d_6564]))
+    }
+
     pub(crate) fn from_key(key: u64) -> Self {
         Self(Xoshiro256PlusPlus::seed_from_u64(key))
     }

@@ -1,6 +1,8 @@
 //! In steady state nothing is allocated, pinned or started, and nothing grows. A binary of its own: it counts what
 //! the process does.
 
+#![allow(clippy::unwrap_used)]
+
 use std::alloc::{GlobalAlloc, Layout, System};
 use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
 

@@ -144,7 +144,8 @@ impl<'a, S: Source> Sample<'a, S> {
         self.source
     }
 
-    /// A generator keyed by (seed, epoch, index), from its first number at each call.
+    /// A generator keyed by (seed, epoch, index). Each call gives a fresh one, which draws the same numbers; take it before
+    /// [`Sample::read`], whose record borrows the sample.
     pub fn rng(&self) -> SampleRng {
         SampleRng::new(self.seed, self.epoch, self.index)
     }

@@ -170,6 +170,14 @@ impl Stream {
     /// # Errors
     /// See [`Stream`].
     pub fn enqueue(&self, work: impl FnOnce() + Send + 'static) -> Result<()> {
+        self.enqueue_fallible(move || {
+            work();
+            Ok(())
+        })
+    }
+
+    /// As [`Stream::enqueue`]; an error that `work` returns is treated as a panic is.
+    pub(crate) fn enqueue_fallible(&self, work: impl FnOnce() -> Result<()> + Send + 'static) -> Result<()> {
         match &self.0 {
             StreamFlavor::Cpu(stream) => stream.enqueue(Box::new(work)),
         }

@@ -4,12 +4,13 @@ use std::borrow::Cow;
 use std::fmt;
 use std::marker::PhantomData;
 use std::mem::ManuallyDrop;
-use std::sync::atomic::{AtomicUsize, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering, fence};
 use std::sync::{Arc, Mutex};
 
 use crossbeam_channel::Sender;
 
-use super::host_batch::{HostBatch, Pinned, fixed, ragged};
+use super::control::Waker;
+use super::host_batch::{HostBatch, Outcome, Pinned, fixed, ragged};
 use super::view::{Dims, RaggedView, View};
 use crate::checkpoint::State;
 use crate::device::Stream;
@@ -28,15 +29,43 @@ pub(crate) struct Life {
     pub(crate) lost: AtomicUsize,
     /// An error that a drop met, for the next call.
     pub(crate) error: Mutex<Option<Error>>,
+    /// The control's version under which the copier found no device slot for a filled batch; else 0.
+    pub(crate) starved: AtomicU64,
+    /// Whether the consumer is blocked in `next`.
+    pub(crate) waiting: AtomicBool,
+    copier: Arc<Waker>,
 }
 
 impl Life {
-    pub(crate) fn new() -> Self {
+    pub(crate) fn new(copier: Arc<Waker>) -> Self {
         Self {
             process: Process::current(),
             held: AtomicUsize::new(0),
             lost: AtomicUsize::new(0),
             error: Mutex::new(None),
+            starved: AtomicU64::new(0),
+            waiting: AtomicBool::new(false),
+            copier,
+        }
+    }
+
+    /// Gives a slot back to the copier, and wakes that if it is worth it: waking a thread for every small batch would cost
+    /// more than the batch. It is when half of the slots are free, or the consumer is blocked.
+    pub(crate) fn give_back(&self, slot: DeviceSlot, home: &Sender<DeviceSlot>) {
+        // The channel has room for every slot. A closed one means that the loader is gone: the slot comes back in the
+        // error, and its memory is freed behind its gate.
+        drop(home.send(slot));
+        self.wake_copier(home);
+    }
+
+    /// The two fences (this, and the copier's after it says that it starves) order "slot sent, then flag read" against "flag
+    /// set, then slots counted": one of the two sides sees the other.
+    pub(crate) fn wake_copier(&self, home: &Sender<DeviceSlot>) {
+        fence(Ordering::SeqCst);
+        if self.starved.load(Ordering::Relaxed) != 0
+            && (enough(home.len(), home.capacity()) || self.waiting.load(Ordering::Relaxed))
+        {
+            self.copier.wake();
         }
     }
 
@@ -54,6 +83,12 @@ impl Life {
     pub(crate) fn take_error(&self) -> Option<Error> {
         lock(&self.error).take()
     }
+}
+
+/// Whether so many free slots are worth waking a thread for.
+pub(crate) fn enough(free: usize, slots: Option<usize>) -> bool {
+    // With three or fewer, each is.
+    free > 0 && 2 * free >= slots.filter(|&n| n > 3).unwrap_or(0)
 }
 
 /// A batch on the device. It is ordered on the stream that its epoch was opened with: work enqueued there sees
@@ -141,7 +176,7 @@ impl Batch {
 
     /// Whether a row repeats a sample of another rank, so that all ranks have as many.
     pub fn is_padding(&self, row: usize) -> bool {
-        (self.manifest().padding_from..self.len()).contains(&row)
+        row < self.len() && self.manifest().padding == Some(row)
     }
 
     /// Where the run stands when this batch is done: save it after the training step.
@@ -224,11 +259,16 @@ impl Batch {
 
     /// Runs `work` on `stream`, behind the batch and what is enqueued there already, with the batch's memory for it
     /// to read. Marks the batch as used on `stream`. The host goes on at once; the batch may be dropped meanwhile. CPU
-    /// device only: on another device kernels take the place of `work`.
+    /// device only: on another device kernels take the place of `work`. An error that `work` returns surfaces at the
+    /// stream's next call, as a panic does.
     ///
     /// # Errors
     /// [`ErrorKind::InvalidArgument`] for a stream of another device; what earlier work on `stream` met.
-    pub fn enqueue(&self, stream: &Stream, work: impl FnOnce(HostBatch<'_>) + Send + 'static) -> Result<()> {
+    pub fn enqueue<R: Outcome>(
+        &self,
+        stream: &Stream,
+        work: impl FnOnce(HostBatch<'_>) -> R + Send + 'static,
+    ) -> Result<()> {
         self.record_stream(stream)?;
         let memory = Pinned {
             arena: self.slot.buffer().as_ptr(),
@@ -237,11 +277,11 @@ impl Batch {
             number: self.number(),
             spec: self.spec.clone(),
         };
-        stream.enqueue(move || {
+        stream.enqueue_fallible(move || {
             let memory = memory;
             // SAFETY: the stream waits for the copy before this (`record_stream`). The slot is written or freed behind its
             // gate only, which holds an event recorded on this stream after this work; or it is leaked.
-            work(unsafe { memory.host() });
+            work(unsafe { memory.host() }).result()
         })
     }
 
@@ -286,14 +326,12 @@ impl Drop for Batch {
         if let Err(error) = slot.release() {
             lock(&self.life.error).get_or_insert(error);
         }
+        self.life.held.fetch_sub(1, Ordering::AcqRel);
         if slot.is_lost() {
             self.life.lost.fetch_add(1, Ordering::AcqRel);
             drop(slot);
         } else {
-            // The channel has room for every slot. A closed one means that the loader is gone: the slot comes back in
-            // the error, and its memory is freed behind its gate.
-            drop(self.home.send(slot));
+            self.life.give_back(slot, &self.home);
         }
-        self.life.held.fetch_sub(1, Ordering::AcqRel);
     }
 }

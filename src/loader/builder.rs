@@ -8,16 +8,16 @@ use std::sync::{Arc, Mutex};
 use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
 
-use crossbeam_channel::{bounded, unbounded};
+use crossbeam_channel::bounded;
 
 use super::batch::Life;
 use super::config::{AllHeld, Config, Order};
-use super::control::Control;
+use super::control::{Control, Waker};
 use super::copier::{Copier, Order as Arrivals};
 use super::fault::{OnError, Tally};
 use super::feeder::Feeder;
 use super::progress::Progress;
-use super::runtime::{Runtime, default_host_budget, default_workers};
+use super::runtime::{DEVICE_BUDGET, Runtime, default_host_budget, default_workers};
 use super::work::{Pair, Status};
 use super::{Core, Inline, Loader, Shared};
 use crate::checkpoint::State;
@@ -118,7 +118,7 @@ impl<S: Source, D> Builder<S, D> {
 
     /// The most bytes of device memory for slots. Default 1 GiB.
     pub fn device_budget(mut self, bytes: usize) -> Self {
-        self.config.device_budget = bytes;
+        self.config.device_budget = Some(bytes);
         self
     }
 
@@ -228,13 +228,13 @@ impl<S: Source, D: Decode<S>> Builder<S, D> {
         let text = format!("{self:?}");
         let Self { source, decode, sampler, runtime, worker_init, config: c } = self;
         let length = source.len();
-        c.check(length, sampler.is_some(), runtime.is_some() && worker_init.is_some())?;
+        c.check(length, sampler.is_some(), worker_init.is_some(), runtime.is_some())?;
         let runtime = match runtime {
             Some(runtime) => runtime,
             None => {
                 let workers = c.workers.unwrap_or_else(default_workers);
                 let host = c.host_budget.unwrap_or_else(default_host_budget);
-                Runtime::start(workers, host, c.device_budget, worker_init)?
+                Runtime::start(workers, host, c.device_budget.unwrap_or(DEVICE_BUDGET), worker_init)?
             }
         };
         let fields = decode.fields(&source)?;
@@ -258,10 +258,14 @@ impl<S: Source, D: Decode<S>> Builder<S, D> {
         let (on_device, _) = slots(&runtime.device, "device_slots", c.device_slots, spec.bytes())?;
         let (host_slots, device_slots) = (host.len(), on_device.len());
         let pair = Pair::new(source, decode, runtime.workers, host_slots, c.batch_size);
-        let (retries_tx, retries) = unbounded();
         let workers = runtime.workers;
+        // Room for every slot, and for what else can be on its way: an end, an error behind it, a wake-up.
+        let (outlet, items) = bounded(host_slots + 4);
+        let waker = Arc::new(Waker::new(outlet.clone()));
+        let control = Control::new(start, waker.clone());
+        let life = Arc::new(Life::new(waker));
         let shared = Arc::new(Shared {
-            control: Control::new(start),
+            control,
             metrics: Metrics::new(),
             work: Box::new(pair),
             pool: runtime.pool.clone(),
@@ -280,18 +284,17 @@ impl<S: Source, D: Decode<S>> Builder<S, D> {
             compact: c.compact,
             replay: if let Order::Replay(epochs) = c.order { epochs } else { Vec::new() },
             on_error: c.on_error.clone(),
-            starved: AtomicU64::new(0),
+            feeder_parks: AtomicBool::new(false),
+            life,
             feeder: AtomicU8::new(0),
-            retries: retries_tx,
+            retries: Mutex::new(Vec::new()),
             start: Instant::now(),
         });
         let progress = Progress::new(&shared, start)?;
         let tally = Tally::new(c.on_error, c.quarantine.as_deref())?;
         shared.warn_of_no_batch(length);
 
-        // Room for every slot, and for the markers that can be on their way: an end, and an error behind it.
         let (free_host_tx, free_host) = bounded(host_slots);
-        let (outlet, items) = bounded(host_slots + 4);
         let (free_device, free_device_rx) = bounded(device_slots);
         let (ready_tx, ready) = bounded(device_slots + 4);
         let mut pinned = true;
@@ -313,14 +316,12 @@ impl<S: Source, D: Decode<S>> Builder<S, D> {
             free_device: free_device_rx,
             free_host: free_host_tx,
             ready: ready_tx,
-            retries,
             state: Arrivals::new(start.epoch, host_slots + 4),
         };
         let mut loader = Core {
             link_before: device.counters().copy_busy,
             spec,
             device: device.clone(),
-            life: Arc::new(Life::new()),
             ready,
             free_device,
             progress: Mutex::new(progress),
@@ -374,7 +375,14 @@ fn slots(
     bytes: usize,
 ) -> Result<(Vec<crate::pool::Reservation>, usize)> {
     // Memory of loaders that just ended may still wait for the device.
-    let mut reserved = vec![budget.reserve(bytes, Duration::from_secs(1))?];
+    let first = budget.reserve(bytes, Duration::from_secs(1));
+    let mut reserved = vec![first.map_err(|e| {
+        let text = format!(
+            "no room for one of the {option}, which hold a batch each: {}; lower batch_size",
+            e.message()
+        );
+        Error::new(e.kind(), text)
+    })?];
     while reserved.len() < count {
         match budget.reserve(bytes, Duration::ZERO) {
             Ok(more) => reserved.push(more),

@@ -44,7 +44,7 @@ pub(crate) struct Config {
     pub(crate) host_slots: usize,
     pub(crate) device_slots: usize,
     pub(crate) host_budget: Option<usize>,
-    pub(crate) device_budget: usize,
+    pub(crate) device_budget: Option<usize>,
     pub(crate) max_batch_bytes: Option<usize>,
     pub(crate) seed: u64,
     pub(crate) shuffle: bool,
@@ -69,7 +69,7 @@ impl Default for Config {
             host_slots: 3,
             device_slots: 2,
             host_budget: None,
-            device_budget: 1 << 30,
+            device_budget: None,
             max_batch_bytes: None,
             seed: 0,
             shuffle: false,
@@ -89,7 +89,7 @@ impl Default for Config {
 }
 
 impl Config {
-    pub(crate) fn check(&self, length: Option<u64>, sampler: bool, init_under_runtime: bool) -> Result<()> {
+    pub(crate) fn check(&self, length: Option<u64>, sampler: bool, init: bool, runtime: bool) -> Result<()> {
         let refuse = |text: &str| Err(Error::new(ErrorKind::InvalidConfig, text));
         if self.batch_size == 0 {
             return refuse("batch_size is 0: a batch has at least 1 sample");
@@ -103,10 +103,14 @@ impl Config {
         if sampler && self.shuffle {
             return refuse("`sampler` and `shuffle` both set the order: give one of them");
         }
-        if init_under_runtime {
-            return refuse(
-                "`worker_init` goes to the workers of this loader, but they belong to a `runtime`",
-            );
+        let own = [
+            (init, "worker_init"),
+            (self.workers.is_some(), "workers"),
+            (self.host_budget.is_some(), "host_budget"),
+            (self.device_budget.is_some(), "device_budget"),
+        ];
+        if let (true, Some((_, option))) = (runtime, own.iter().find(|(set, _)| *set)) {
+            return refuse(&format!("`{option}` is set, but workers and budgets are those of the `runtime`"));
         }
         if length.is_some() {
             return Ok(());

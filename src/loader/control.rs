@@ -1,11 +1,11 @@
 //! What the consumer tells the threads behind it: where to feed from, what is stale, and when to end.
 
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
-use std::sync::{Condvar, Mutex, MutexGuard};
+use std::sync::{Arc, Condvar, Mutex};
 
 use crossbeam_channel::{Receiver, Sender, bounded};
 
-use crate::pool::Ticket;
+use crate::pool::{Item, Ticket};
 use crate::sync::lock;
 
 /// Where feeding (re)starts.
@@ -29,6 +29,8 @@ pub(crate) struct Wishes {
     pub(crate) floor: u64,
     /// The oldest batch number of the floor's epoch that was not delivered.
     pub(crate) low: u64,
+    /// Grows with every change.
+    ticks: u64,
 }
 
 /// Shared by the consumer, the feeder, the copier and the workers.
@@ -42,19 +44,39 @@ pub(crate) struct Control {
     floor: AtomicU64,
     version: AtomicU64,
     closed: AtomicBool,
-    wake: [(Sender<()>, Receiver<()>); 2],
+    feeder: (Sender<()>, Receiver<()>),
+    copier: Arc<Waker>,
 }
 
-/// Who can be woken from a wait on a channel.
-#[derive(Debug, Clone, Copy)]
-pub(crate) enum Sleeper {
-    Feeder,
-    Copier,
+/// Wakes the copier, which waits for items only.
+#[derive(Debug)]
+pub(crate) struct Waker {
+    /// One wake-up at a time is on its way, so that the channel keeps its room for batches.
+    sent: AtomicBool,
+    outlet: Sender<Item>,
+}
+
+impl Waker {
+    pub(crate) fn new(outlet: Sender<Item>) -> Self {
+        Self { sent: AtomicBool::new(false), outlet }
+    }
+
+    pub(crate) fn wake(&self) {
+        if !self.sent.swap(true, Ordering::AcqRel) {
+            // A closed channel has nobody to wake; it is never full of batches, markers and this.
+            let _ = self.outlet.try_send(Item::Wake);
+        }
+    }
+
+    /// The copier has taken the wake-up, and looks around after this.
+    pub(crate) fn taken(&self) {
+        self.sent.store(false, Ordering::Release);
+    }
 }
 
 impl Control {
-    pub(crate) fn new(start: Start) -> Self {
-        let wishes = Wishes { generation: 0, start, floor: start.epoch, low: start.number };
+    pub(crate) fn new(start: Start, copier: Arc<Waker>) -> Self {
+        let wishes = Wishes { generation: 0, start, floor: start.epoch, low: start.number, ticks: 0 };
         Self {
             wishes: Mutex::new(wishes),
             changed: Condvar::new(),
@@ -62,7 +84,8 @@ impl Control {
             floor: AtomicU64::new(start.epoch),
             version: AtomicU64::new(1),
             closed: AtomicBool::new(false),
-            wake: [bounded(1), bounded(1)],
+            feeder: bounded(1),
+            copier,
         }
     }
 
@@ -70,14 +93,12 @@ impl Control {
         *lock(&self.wishes)
     }
 
-    /// The wishes, held still: for a look that is followed by [`Control::wait`].
-    pub(crate) fn hold(&self) -> MutexGuard<'_, Wishes> {
-        lock(&self.wishes)
-    }
-
-    /// Waits for a change of the wishes.
-    pub(crate) fn wait(&self, held: MutexGuard<'_, Wishes>) {
-        drop(crate::sync::wait(&self.changed, held));
+    /// Waits until the wishes are no longer what was `seen`.
+    pub(crate) fn wait(&self, seen: &Wishes) {
+        let mut wishes = lock(&self.wishes);
+        while wishes.ticks == seen.ticks && !self.is_closed() {
+            wishes = crate::sync::wait(&self.changed, wishes);
+        }
     }
 
     pub(crate) fn is_closed(&self) -> bool {
@@ -107,13 +128,17 @@ impl Control {
     /// Everything in flight is stale: feed from `start`.
     pub(crate) fn restart(&self, start: Start) {
         self.change(|w| {
-            *w = Wishes { generation: w.generation + 1, start, floor: start.epoch, low: start.number };
+            (w.generation, w.start) = (w.generation + 1, start);
+            (w.floor, w.low) = (start.epoch, start.number);
         });
     }
 
     /// The oldest batch not delivered is now `low`: more may be begun behind it.
     pub(crate) fn advance(&self, low: u64) {
-        lock(&self.wishes).low = low;
+        let mut wishes = lock(&self.wishes);
+        wishes.low = low;
+        wishes.ticks += 1;
+        drop(wishes);
         self.changed.notify_all();
     }
 
@@ -126,19 +151,27 @@ impl Control {
     fn change(&self, change: impl FnOnce(&mut Wishes)) {
         let mut wishes = lock(&self.wishes);
         change(&mut wishes);
+        wishes.ticks += 1;
         self.generation.store(wishes.generation, Ordering::Relaxed);
         self.floor.store(wishes.floor, Ordering::Relaxed);
         self.version.fetch_add(1, Ordering::Release);
         drop(wishes);
         self.changed.notify_all();
-        for (wake, _) in &self.wake {
-            // Full means that a wake-up is on its way already.
-            let _ = wake.try_send(());
-        }
+        self.wake_feeder();
+        self.copier.wake();
     }
 
-    /// Delivers a message after each change.
-    pub(crate) fn wake(&self, who: Sleeper) -> &Receiver<()> {
-        &self.wake[who as usize].1
+    pub(crate) fn wake_feeder(&self) {
+        // Full means that a wake-up is on its way already.
+        let _ = self.feeder.0.try_send(());
+    }
+
+    pub(crate) fn copier(&self) -> &Waker {
+        &self.copier
+    }
+
+    /// Gives the feeder, where it waits for a channel, a message after each change.
+    pub(crate) fn feeder_woken(&self) -> &Receiver<()> {
+        &self.feeder.1
     }
 }

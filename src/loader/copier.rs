@@ -1,16 +1,17 @@
 //! Puts filled batches into delivery order and on their way to the device.
 
 use std::sync::Arc;
-use std::sync::atomic::Ordering;
+use std::sync::atomic::{Ordering, fence};
 use std::time::{Duration, Instant};
 
-use crossbeam_channel::{Receiver, Sender, select};
+use crossbeam_channel::{Receiver, Sender};
 
 use super::Shared;
-use super::control::Sleeper;
+use super::batch::enough;
 use crate::device::Stream;
 use crate::error::{Error, Stage};
 use crate::pool::{Claim, DeviceSlot, EventPool, FilledSlot, FreeSlot, Item, Ticket, upload};
+use crate::sync::lock;
 
 /// What the consumer receives, in delivery order.
 pub(crate) enum Delivery {
@@ -34,7 +35,6 @@ pub(crate) struct Copier {
     pub(crate) free_device: Receiver<DeviceSlot>,
     pub(crate) free_host: Sender<FreeSlot>,
     pub(crate) ready: Sender<Delivery>,
-    pub(crate) retries: Receiver<Retry>,
     pub(crate) state: Order,
 }
 
@@ -62,6 +62,7 @@ fn ticket(item: &Item) -> Ticket {
     match item {
         Item::Batch(slot) => slot.manifest().ticket,
         Item::End(ticket) | Item::Failed(ticket, _) => *ticket,
+        Item::Wake => Ticket::default(),
     }
 }
 
@@ -69,32 +70,45 @@ impl Copier {
     /// The thread.
     pub(crate) fn run(mut self) {
         let shared = self.shared.clone();
-        let never = crossbeam_channel::never();
         while !shared.control.is_closed() {
-            let starved = self.pump();
-            let retry = self.next_retry().unwrap_or(Duration::from_secs(3600));
-            let free = if starved { &self.free_device } else { &never };
-            select! {
-                recv(self.items) -> item => if let Ok(item) = item { self.state.pending.push(item) },
-                recv(free) -> slot => self.state.token = slot.ok(),
-                recv(self.retries) -> retry => self.state.later.extend(retry),
-                recv(shared.control.wake(Sleeper::Copier)) -> _ => {}
-                default(retry) => {}
+            if self.poll() {
+                fence(Ordering::SeqCst);
+                if enough(self.free_device.len(), self.free_device.capacity()) {
+                    continue;
+                }
+            }
+            // Who gives a slot back, or changes a wish, wakes this thread when it is worth it.
+            let pause = self.next_retry().unwrap_or(Duration::from_secs(3600));
+            if let Ok(item) = self.items.recv_timeout(pause) {
+                self.take(item);
             }
         }
     }
 
-    /// In the caller's thread: takes what has arrived, and delivers what can be. Whether a batch waits for a device
-    /// slot.
+    fn take(&mut self, item: Item) {
+        match item {
+            Item::Wake => self.shared.control.copier().taken(),
+            item => self.state.pending.push(item),
+        }
+    }
+
+    /// Takes what has arrived, and delivers what can be. Whether a batch waits for a device slot.
     pub(crate) fn poll(&mut self) -> bool {
         while let Ok(item) = self.items.try_recv() {
-            self.state.pending.push(item);
+            self.take(item);
         }
         self.pump()
     }
 
     /// Starts what is due; the time until the next retry.
     pub(crate) fn next_retry(&mut self) -> Option<Duration> {
+        {
+            let mut retries = lock(&self.shared.retries);
+            if retries.is_empty() && self.state.later.is_empty() {
+                return None;
+            }
+            self.state.later.append(&mut retries);
+        }
         let now = Instant::now();
         while let Some(k) = self.state.later.iter().position(|r| r.due <= now) {
             let Retry { claim, attempt, .. } = self.state.later.swap_remove(k);
@@ -126,10 +140,8 @@ impl Copier {
                         Delivery::End(ticket)
                     }
                     Item::Failed(ticket, error) => Delivery::Failed(ticket, error),
-                    Item::Batch(slot) => {
-                        self.recycle(slot.discard());
-                        continue;
-                    }
+                    // Neither gets here: one is handled above, the other is never kept.
+                    Item::Batch(_) | Item::Wake => continue,
                 };
                 self.deliver(delivery);
             }
@@ -154,6 +166,12 @@ impl Copier {
     /// loader is gone, and what comes back is freed behind its gate.
     fn recycle(&self, slot: FreeSlot) {
         drop(self.free_host.send(slot));
+        fence(Ordering::SeqCst);
+        if self.shared.feeder_parks.load(Ordering::Relaxed)
+            && enough(self.free_host.len(), self.free_host.capacity())
+        {
+            self.shared.control.wake_feeder();
+        }
     }
 
     fn deliver(&self, delivery: Delivery) {
@@ -203,7 +221,7 @@ impl Copier {
             _ => {}
         }
         let version = if starved { self.shared.control.version() } else { 0 };
-        self.shared.starved.store(version, Ordering::Release);
+        self.shared.life.starved.store(version, Ordering::Release);
         starved
     }
 }

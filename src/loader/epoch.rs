@@ -34,7 +34,7 @@ pub struct Epoch<'l> {
 
 impl<'l> Epoch<'l> {
     pub(super) fn begin(loader: &'l Core, stream: &Stream) -> Result<Self> {
-        loader.life.check_process()?;
+        loader.shared.life.check_process()?;
         if stream.device() != loader.device {
             let text = "the stream belongs to another device than the loader";
             return Err(Error::new(ErrorKind::InvalidArgument, text));
@@ -66,7 +66,7 @@ impl<'l> Epoch<'l> {
         if number >= shared.epochs {
             loader.busy.store(false, Ordering::Release);
             let text = format!("all {} epochs have been delivered", shared.epochs);
-            return Err(Error::new(ErrorKind::InvalidArgument, text));
+            return Err(Error::new(ErrorKind::Finished, text));
         }
         Ok(Self { loader, stream: stream.clone(), number, over: false, given: None })
     }
@@ -89,7 +89,7 @@ impl<'l> Epoch<'l> {
     /// The next batch, `None` at the end of the epoch.
     fn advance(&mut self) -> Result<Option<Batch>> {
         let loader = self.loader;
-        loader.life.check_process()?;
+        loader.shared.life.check_process()?;
         if self.stream.is_capturing()? {
             let text = "the epoch's stream is being captured: take the batch before the capture begins";
             return Err(Error::new(ErrorKind::Capturing, text));
@@ -138,17 +138,22 @@ impl<'l> Epoch<'l> {
         metrics.failed.fetch_add(faults as u64, Ordering::Relaxed);
         metrics.retried.fetch_add(retried, Ordering::Relaxed);
         metrics.replaced.fetch_add(replaced, Ordering::Relaxed);
-        Ok(Batch::new(slot, loader.free_device.clone(), loader.life.clone(), loader.spec.clone(), state))
+        Ok(Batch::new(
+            slot,
+            loader.free_device.clone(),
+            loader.shared.life.clone(),
+            loader.spec.clone(),
+            state,
+        ))
     }
 
     /// A slot that is not delivered goes back with `copied` as its gate.
     fn give_back(&self, mut slot: DeviceSlot) {
         slot.manifest_mut().faults.clear();
-        // A closed channel means that the copier is gone; the slot comes back in the error and is reaped.
         let result = slot.release();
-        drop(self.loader.free_device.send(slot));
+        self.loader.shared.life.give_back(slot, &self.loader.free_device);
         if let Err(error) = result {
-            lock(&self.loader.life.error).get_or_insert(error);
+            lock(&self.loader.shared.life.error).get_or_insert(error);
         }
     }
 
@@ -160,17 +165,40 @@ impl<'l> Epoch<'l> {
             Err(TryRecvError::Empty) => {}
         }
         let start = Instant::now();
-        let blame = self.blame();
+        let (blame, link) = (self.blame(), loader.link_time());
         let result = match &loader.inline {
             None => self.wait(start),
             Some(inline) => self.work(&mut lock(inline), start),
         };
-        loader.shared.metrics.stall(blame.unwrap_or_else(|| self.blame_workers()), start.elapsed());
+        let waited = start.elapsed();
+        let metrics = &loader.shared.metrics;
+        // Without workers the wait for a copy is a part of the call; the rest of it is their work.
+        let for_copy = match loader.inline {
+            None if blame == Some(Stage::Copy) => waited,
+            None => Duration::ZERO,
+            Some(_) => metrics.take_nap().min(waited),
+        };
+        // A copy that does not move waits for its device slot, and so for the consumer's own stream.
+        let moving = (loader.link_time() - link).min(for_copy);
+        metrics.stall(Stage::Copy, moving);
+        metrics.stall(Stage::Consumer, for_copy - moving);
+        let rest = blame.filter(|&s| s != Stage::Copy).unwrap_or_else(|| self.blame_workers());
+        metrics.stall(rest, waited - for_copy);
         result
     }
 
     /// Waits for the copier.
     fn wait(&self, start: Instant) -> Result<Delivery> {
+        let life = &self.loader.shared.life;
+        life.waiting.store(true, Ordering::Relaxed);
+        // What was given back so far may not have been worth waking the copier for; now it is.
+        life.wake_copier(&self.loader.free_device);
+        let result = self.block(start);
+        life.waiting.store(false, Ordering::Relaxed);
+        result
+    }
+
+    fn block(&self, start: Instant) -> Result<Delivery> {
         let loader = self.loader;
         loop {
             // While all slots are held, look often whether a batch waits for one: nobody sends word of that.
@@ -209,16 +237,20 @@ impl<'l> Epoch<'l> {
             match inline.feeder.step() {
                 Step::Batch(claims) => inline.claims = Some(claims),
                 Step::Sent => {}
-                Step::Idle | Step::NoSlot => {
+                // A slot that was not free has been waited for already.
+                step @ (Step::Idle | Step::NoSlot(_)) => {
                     self.check_patience(start)?;
-                    std::thread::sleep(Duration::from_micros(200));
+                    let nap = Duration::from_micros(200);
+                    std::thread::sleep(nap);
+                    let waited = if let Step::NoSlot(waited) = step { waited } else { Duration::ZERO };
+                    shared.metrics.nap(nap + waited);
                 }
             }
         }
     }
 
     fn held(&self) -> (usize, usize) {
-        let life = &self.loader.life;
+        let life = &self.loader.shared.life;
         let slots =
             self.loader.device_slots - life.lost.load(Ordering::Acquire).min(self.loader.device_slots);
         (life.held.load(Ordering::Acquire), slots)
@@ -228,7 +260,7 @@ impl<'l> Epoch<'l> {
     fn check_patience(&self, start: Instant) -> Result<()> {
         let loader = self.loader;
         let (held, slots) = self.held();
-        let starved = loader.shared.starved.load(Ordering::Acquire) == loader.shared.control.version();
+        let starved = loader.shared.life.starved.load(Ordering::Acquire) == loader.shared.control.version();
         if held >= slots && starved && loader.ready.is_empty() {
             let patience = match loader.on_all_held {
                 AllHeld::Error => Duration::ZERO,
@@ -272,7 +304,7 @@ impl<'l> Epoch<'l> {
         let shared = &self.loader.shared;
         let (held, slots) = self.held();
         // With a slot that is not held the copier has only not come round to it yet.
-        if held >= slots && shared.starved.load(Ordering::Acquire) == shared.control.version() {
+        if held >= slots && shared.life.starved.load(Ordering::Acquire) == shared.control.version() {
             return Some(Stage::DeviceSlot);
         }
         // The feeder is batches ahead: while workers fill one, what it waits for holds nobody up.
@@ -304,7 +336,7 @@ impl Iterator for Epoch<'_> {
         if let Some(given) = self.given.take() {
             self.loader.shared.metrics.spend(Stage::Consumer, given.elapsed());
         }
-        if let Some(error) = self.loader.life.take_error() {
+        if let Some(error) = self.loader.shared.life.take_error() {
             return Some(Err(error));
         }
         match self.advance() {
@@ -344,7 +376,7 @@ impl Epoch<'_> {
 
 impl Drop for Epoch<'_> {
     fn drop(&mut self) {
-        if self.loader.life.process.is_forked() {
+        if self.loader.shared.life.process.is_forked() {
             return;
         }
         if !self.over {

@@ -1,18 +1,20 @@
 //! Plans batches, and starts filling them.
 
-use std::collections::HashSet;
 use std::sync::Arc;
-use std::sync::atomic::Ordering::Relaxed;
+use std::sync::atomic::Ordering::{self, Relaxed};
+use std::sync::atomic::fence;
 use std::time::{Duration, Instant};
 
 use crossbeam_channel::{Receiver, Sender, select};
 
 use super::Shared;
-use super::control::{Sleeper, Start, Wishes};
-use super::work::Group;
-use crate::error::{Error, ErrorKind, Result, Stage};
+use super::batch::enough;
+use super::control::{Start, Wishes};
+use super::plan::Plan;
+use super::work::{Group, guard};
+use crate::error::{Error, Place, Stage};
 use crate::pool::{Claims, FreeSlot, Item, Ticket};
-use crate::sampler::{Cursor, Remainder};
+use crate::sampler::Remainder;
 
 /// The furthest that a batch may be delivered ahead of the oldest one that was not: what a state's map holds.
 pub(crate) const WINDOW: u64 = 64;
@@ -37,18 +39,6 @@ pub(crate) struct Feeder {
     waiting: Option<FreeSlot>,
 }
 
-/// The rest of an epoch.
-struct Plan {
-    start: Start,
-    /// `None` for a sequence.
-    cursor: Option<Cursor>,
-    /// Batches that were looked at so far.
-    at: u64,
-    /// Batches that were dispatched.
-    sent: u64,
-    ended: bool,
-}
-
 /// What a step came to.
 pub(crate) enum Step {
     /// A batch was begun: the claims on its rows, for somebody to run.
@@ -57,8 +47,8 @@ pub(crate) enum Step {
     Sent,
     /// Nothing can be done before the consumer's wishes change.
     Idle,
-    /// No host slot is free yet.
-    NoSlot,
+    /// No host slot is free yet; how long that was waited for.
+    NoSlot(Duration),
 }
 
 impl Feeder {
@@ -81,19 +71,12 @@ impl Feeder {
     pub(crate) fn run(mut self) {
         let shared = self.shared.clone();
         while !shared.control.is_closed() {
-            let held = shared.control.hold();
-            match self.look(&held) {
-                Look::Wait => {
-                    if !shared.control.is_closed() {
-                        shared.control.wait(held);
-                    }
-                }
-                Look::End => {
-                    drop(held);
-                    self.end_epoch();
-                }
+            // User code may run in here: no lock is held.
+            let wishes = shared.control.wishes();
+            match self.look(&wishes) {
+                Look::Wait => shared.control.wait(&wishes),
+                Look::End => self.end_epoch(),
                 Look::Feed => {
-                    drop(held);
                     let start = Instant::now();
                     if let Some(slot) = self.free_slot() {
                         shared.metrics.spend(Stage::HostSlot, start.elapsed());
@@ -115,13 +98,14 @@ impl Feeder {
             }
             Look::Feed => {
                 let Some(mut slot) = self.waiting.take().or_else(|| self.free.try_recv().ok()) else {
-                    return Step::NoSlot;
+                    return Step::NoSlot(Duration::ZERO);
                 };
+                let start = Instant::now();
                 match slot.wait(Duration::from_millis(5)) {
                     Ok(true) => self.feed(slot, false),
                     Ok(false) => {
                         self.waiting = Some(slot);
-                        Step::NoSlot
+                        Step::NoSlot(start.elapsed())
                     }
                     Err(error) => self.fail(error),
                 }
@@ -214,11 +198,14 @@ impl Feeder {
 
     /// Waits for a host slot that is free and no longer copied from; `None` where something else comes first.
     fn free_slot(&mut self) -> Option<FreeSlot> {
-        let mut slot = match self.waiting.take() {
+        let at_hand =
+            self.waiting.take().or_else(|| if self.is_cheap() { None } else { self.free.try_recv().ok() });
+        let mut slot = match at_hand {
             Some(slot) => slot,
+            None if self.park() => return None,
             None => select! {
                 recv(self.free) -> slot => slot.ok()?,
-                recv(self.shared.control.wake(Sleeper::Feeder)) -> _ => return None,
+                recv(self.shared.control.feeder_woken()) -> _ => return None,
             },
         };
         self.shared.feeder_waits(Some(Stage::Copy));
@@ -237,11 +224,35 @@ impl Feeder {
         }
     }
 
+    /// Where batches are cheap, waits until half of the host slots are free, so that they are filled together: waking a
+    /// thread for each would cost more than the batch. `true` where something may have changed meanwhile.
+    fn park(&self) -> bool {
+        let shared = &self.shared;
+        let enough = || enough(self.free.len(), self.free.capacity());
+        if !self.is_cheap() || !self.free.is_empty() {
+            return false;
+        }
+        shared.feeder_parks.store(true, Ordering::Relaxed);
+        fence(Ordering::SeqCst);
+        let mut parked = false;
+        if !enough() {
+            // The timeout is for slots that were lost to an error of the device.
+            parked = shared.control.feeder_woken().recv_timeout(Duration::from_millis(20)).is_ok();
+        }
+        shared.feeder_parks.store(false, Ordering::Relaxed);
+        parked
+    }
+
+    /// Whether a batch takes less time than waking a thread does.
+    fn is_cheap(&self) -> bool {
+        let batch = self.shared.cost.load(Relaxed).saturating_mul(self.shared.batch_size as u64);
+        (1..GROUPED).contains(&batch)
+    }
+
     /// Starts a batch in `slot`; where batches are cheap, as many as there are free slots, in one task.
     fn feed_group(&mut self, slot: FreeSlot) {
         let shared = self.shared.clone();
-        let cheap = |len: usize| (1..GROUPED).contains(&(shared.cost.load(Relaxed) * len as u64));
-        if !cheap(shared.batch_size) {
+        if !self.is_cheap() {
             if let Step::Batch(claims) = self.feed(slot, false) {
                 claims.for_each(|claim| shared.spawn(claim, 0));
             }
@@ -249,14 +260,15 @@ impl Feeder {
         }
         let mut group = Group::default();
         let mut next = Some(slot);
-        for place in &mut group {
+        let size = (group.len() / shared.workers.max(1)).max(1);
+        for (done, place) in group[..size].iter_mut().enumerate() {
             let Some(slot) = next.take() else { break };
             if let Step::Batch(mut claims) = self.feed(slot, true) {
                 *place = claims.next();
                 claims.for_each(|claim| shared.spawn(claim, 0));
             }
             let wishes = shared.control.wishes();
-            if matches!(self.look(&wishes), Look::Feed) {
+            if done + 1 < size && matches!(self.look(&wishes), Look::Feed) {
                 next = self.waiting.take().or_else(|| self.free.try_recv().ok());
                 next = match next.map(|mut slot| (slot.wait(Duration::ZERO), slot)) {
                     Some((Ok(true), slot)) => Some(slot),
@@ -299,7 +311,7 @@ impl Feeder {
             Err(slot) => {
                 // Unreachable: the slot was waited for. Keep it, and go on.
                 self.waiting = Some(slot);
-                return Step::NoSlot;
+                return Step::NoSlot(Duration::ZERO);
             }
         };
         let number_of_slot = filling.number();
@@ -307,19 +319,32 @@ impl Feeder {
         match cursor {
             Some(cursor) => {
                 let indices = &mut manifest.rows.indices[..len];
-                cursor.fill(&*shared.sampler, self.epoch, first, indices);
-                if len > 0 && cursor.is_padding(first + len as u64 - 1) {
-                    // Only a rank's last sample can be padding.
-                    manifest.padding_from = len - 1;
+                let planned = guard(|| {
+                    cursor.fill(&*shared.sampler, self.epoch, first, indices);
+                    shared.work.hint(indices);
+                    Ok(())
+                });
+                if let Err(error) = planned {
+                    // The batch does not exist: its number of dispatch goes to the error.
+                    self.seq -= 1;
+                    self.waiting = Some(filling.cancel());
+                    let (epoch, batch) = (Some(self.epoch), Some(number));
+                    return self.fail(error.at(Place {
+                        epoch,
+                        batch,
+                        stage: Some(Stage::Sample),
+                        ..Place::default()
+                    }));
                 }
-                shared.work.hint(indices);
+                if len > 0 && cursor.is_padding(first + len as u64 - 1) {
+                    manifest.padding = Some(len - 1);
+                }
             }
             None => {
                 self.shared.feeder_waits(Some(Stage::Sample));
                 let (got, more) = self.pull(number_of_slot, position, &mut manifest.rows.indices);
                 self.shared.feeder_waits(None);
                 manifest.len = got;
-                manifest.padding_from = got;
                 if let (Some(plan), false) = (&mut self.plan, more) {
                     plan.ended = true;
                     if got == 0 || (got < len && shared.drop_last) {
@@ -381,93 +406,4 @@ enum Look {
     Wait,
     End,
     Feed,
-}
-
-impl Plan {
-    fn new(shared: &Shared, start: Start) -> Result<Self> {
-        let mut plan = Self { start, cursor: None, at: 0, sent: 0, ended: false };
-        if shared.work.len().is_some() {
-            plan.cursor = Some(shared.cursor(start.position)?);
-            if let Some(order) = shared.replay(start.epoch) {
-                check_replay(order, start.number + plan.batches(shared), start)?;
-            }
-            return Ok(plan);
-        }
-        if !shared.work.open(start.epoch)? {
-            tracing::warn!(
-                "epoch {} is empty: the source can be read once, and has been; use `from_iter_fn` for more epochs",
-                start.epoch
-            );
-            plan.ended = true;
-            return Ok(plan);
-        }
-        if start.position > 0 && !shared.work.reopens() {
-            let text = format!("a source that can be read once can't go on at position {}", start.position);
-            return Err(Error::new(ErrorKind::NotResumable, text));
-        }
-        for _ in 0..start.position {
-            if shared.control.is_closed() || !shared.work.skip() {
-                plan.ended = true;
-                break;
-            }
-        }
-        Ok(plan)
-    }
-
-    /// Batches of the cursor.
-    fn batches(&self, shared: &Shared) -> u64 {
-        self.cursor.map_or(u64::MAX, |c| c.batches(shared.batch_size as u64, shared.drop_last))
-    }
-
-    /// The number of the `at`-th candidate: in order, or as a recorded permutation has it.
-    fn candidate(&self, shared: &Shared, at: u64) -> Option<u64> {
-        match (self.cursor, shared.replay(self.start.epoch)) {
-            (Some(_), Some(order)) => order.get(at as usize).copied(),
-            _ => (at < self.batches(shared)).then(|| self.start.number + at),
-        }
-    }
-
-    fn is_delivered(&self, number: u64) -> bool {
-        match number.checked_sub(self.start.number) {
-            None => true,
-            Some(k) => k < WINDOW && self.start.map >> k & 1 == 1,
-        }
-    }
-
-    fn has_more(&mut self, shared: &Shared) -> bool {
-        while let Some(number) = self.candidate(shared, self.at) {
-            if self.ended {
-                return false;
-            }
-            if !self.is_delivered(number) {
-                return true;
-            }
-            if self.cursor.is_none()
-                && !(0..shared.batch_size as u64 * shared.world).all(|_| shared.work.skip())
-            {
-                self.ended = true;
-            }
-            self.at += 1;
-        }
-        false
-    }
-
-    fn next(&mut self, shared: &Shared) -> Option<u64> {
-        self.has_more(shared).then(|| self.candidate(shared, self.at)).flatten().inspect(|_| self.at += 1)
-    }
-}
-
-/// A recorded order must be one of this epoch's batches.
-fn check_replay(order: &[u64], batches: u64, start: Start) -> Result<()> {
-    let distinct: HashSet<u64> = order.iter().copied().filter(|&n| n < batches).collect();
-    if distinct.len() as u64 == batches && order.len() as u64 == batches {
-        return Ok(());
-    }
-    let text = format!(
-        "the order to replay for epoch {} is no permutation of its {batches} batches: it has {} entries, {} of them distinct",
-        start.epoch,
-        order.len(),
-        distinct.len()
-    );
-    Err(Error::new(ErrorKind::InvalidConfig, text))
 }

@@ -7,6 +7,24 @@ use crate::error::{Error, ErrorKind, Result};
 use crate::pool::Manifest;
 use crate::spec::{BatchSpec, Column, DType, Element, FieldKind};
 
+/// What work on a batch may return: nothing, or a result.
+pub trait Outcome {
+    #[doc(hidden)]
+    fn result(self) -> Result<()>;
+}
+
+impl Outcome for () {
+    fn result(self) -> Result<()> {
+        Ok(())
+    }
+}
+
+impl<E: Into<anyhow::Error>> Outcome for Result<(), E> {
+    fn result(self) -> Result<()> {
+        self.map_err(|e| Error::from_user(e.into()))
+    }
+}
+
 /// What `enqueue` takes along of a batch that may be dropped before the work runs.
 pub(crate) struct Pinned {
     pub(crate) arena: *const u8,

@@ -14,6 +14,7 @@ mod epoch;
 mod fault;
 mod feeder;
 mod host_batch;
+mod plan;
 mod progress;
 mod runtime;
 mod view;
@@ -50,7 +51,7 @@ pub use builder::Builder;
 pub use config::{AllHeld, Order};
 pub use epoch::Epoch;
 pub use fault::OnError;
-pub use host_batch::HostBatch;
+pub use host_batch::{HostBatch, Outcome};
 pub use runtime::Runtime;
 pub use view::{Dims, RaggedView, View};
 
@@ -77,11 +78,14 @@ pub(crate) struct Shared {
     pub(crate) compact: bool,
     pub(crate) replay: Vec<Vec<u64>>,
     pub(crate) on_error: OnError,
-    /// The control's version under which the copier found no device slot for a filled batch; else 0.
-    pub(crate) starved: AtomicU64,
+    /// What consumer and batches share.
+    pub(crate) life: Arc<Life>,
+    /// The feeder waits until half of the host slots are free.
+    pub(crate) feeder_parks: AtomicBool,
     /// What the feeder waits for: see [`Shared::feeder_waits_for`].
     pub(crate) feeder: AtomicU8,
-    retries: Sender<Retry>,
+    /// Claims that are to be tried again later, on their way to the copier's timer.
+    pub(crate) retries: Mutex<Vec<Retry>>,
     start: Instant,
 }
 
@@ -101,8 +105,8 @@ impl Shared {
 
     /// Has a claim's one row tried again after `pause`; no thread of the pool waits for it.
     pub(crate) fn retry_later(&self, claim: Claim, attempt: u32, pause: Duration) {
-        // A closed channel means that the loader ends: the claim comes back in the error, and is dropped.
-        drop(self.retries.send(Retry { due: Instant::now() + pause, claim, attempt }));
+        lock(&self.retries).push(Retry { due: Instant::now() + pause, claim, attempt });
+        self.control.copier().wake();
     }
 
     /// Notes what the feeder waits for from now on.
@@ -147,7 +151,6 @@ struct Core {
     link_before: Duration,
     spec: Arc<BatchSpec>,
     device: Device,
-    life: Arc<Life>,
     ready: Receiver<Delivery>,
     free_device: Sender<DeviceSlot>,
     progress: Mutex<Progress>,
@@ -165,9 +168,14 @@ struct Core {
 }
 
 impl Core {
+    /// How long the device's link has been busy.
+    fn link_time(&self) -> Duration {
+        self.device.counters().copy_busy
+    }
+
     fn stats(&self) -> Stats {
-        let copy = self.device.counters().copy_busy.saturating_sub(self.link_before);
-        let lost = self.life.lost.load(Ordering::Acquire);
+        let copy = self.link_time().saturating_sub(self.link_before);
+        let lost = self.shared.life.lost.load(Ordering::Acquire);
         self.shared.metrics.snapshot(self.shared.workers, copy).with_slots(self.pinned, lost)
     }
 }
@@ -240,7 +248,7 @@ impl Loader {
     /// What a drop met before; [`ErrorKind::Timeout`] naming the sample that a thread is stuck in: it is left to itself,
     /// and its memory stays; [`ErrorKind::Forked`].
     pub fn close(self) -> Result<Report> {
-        self.0.life.check_process()?;
+        self.0.shared.life.check_process()?;
         self.0.shared.control.close();
         let deadline = Instant::now() + Duration::from_secs(1);
         let mut threads = std::mem::take(&mut *lock(&self.0.threads));
@@ -260,14 +268,14 @@ impl Loader {
             );
             return Err(Error::new(ErrorKind::Timeout, text).at(place));
         }
-        if let Some(error) = self.0.life.take_error() {
+        if let Some(error) = self.0.shared.life.take_error() {
             return Err(error);
         }
         let (waiting, waiting_bytes) = reaper::pending();
         let (leaked, leaked_bytes) = reaper::leaked();
         Ok(Report {
             stats: self.stats(),
-            batches_alive: self.0.life.held.load(Ordering::Acquire),
+            batches_alive: self.0.shared.life.held.load(Ordering::Acquire),
             threads_left: threads.len(),
             workers_shared: !pool_is_ours,
             waiting,
@@ -286,7 +294,7 @@ impl fmt::Debug for Loader {
 
 impl Drop for Loader {
     fn drop(&mut self) {
-        if self.0.life.process.is_forked() {
+        if self.0.shared.life.process.is_forked() {
             return;
         }
         self.0.shared.control.close();

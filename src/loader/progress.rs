@@ -82,7 +82,8 @@ impl Progress {
     /// Where feeding would go on.
     pub(crate) fn here(&self, shared: &Shared) -> Start {
         let batches = self.low - self.start.number;
-        if shared.batches(self.cursor).is_some_and(|all| batches >= all) {
+        // An epoch that has no batch is over only once its end has been delivered.
+        if shared.batches(self.cursor).is_some_and(|all| all > 0 && batches >= all) {
             return Start { epoch: self.start.epoch + 1, ..Start::default() };
         }
         let samples = batches * shared.batch_size as u64;

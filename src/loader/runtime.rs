@@ -27,6 +27,14 @@ impl Runtime {
         Self::start(workers, host_budget, device_budget, None)
     }
 
+    /// As [`Runtime::new`], with the budgets that a loader has by default.
+    ///
+    /// # Errors
+    /// As [`Runtime::new`].
+    pub fn with_workers(workers: usize) -> Result<Self> {
+        Self::new(workers, default_host_budget(), DEVICE_BUDGET)
+    }
+
     pub(crate) fn start(
         workers: usize,
         host_budget: usize,
@@ -73,6 +81,9 @@ impl std::fmt::Debug for Runtime {
             .finish()
     }
 }
+
+/// The default `device_budget`: 1 GiB.
+pub(crate) const DEVICE_BUDGET: usize = 1 << 30;
 
 /// The CPUs that this process may use: affinity and cgroup quota count.
 pub(crate) fn default_workers() -> usize {

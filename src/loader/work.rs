@@ -223,7 +223,8 @@ impl<S: Source, D: Decode<S>> Work for Pair<S, D> {
     }
 
     fn describe(&self, index: u64) -> Place {
-        self.source.describe(index)
+        // It is asked where something went wrong already: a panic of its own must not hide that.
+        guard(|| Ok(self.source.describe(index))).unwrap_or_default()
     }
 
     fn hint(&self, upcoming: &[u64]) {
@@ -344,7 +345,7 @@ impl<S: Source, D: Decode<S>> Pair<S, D> {
             worker: Some(seat.worker),
             ..Place::of_index(index)
         };
-        let error = error.at(self.source.describe(index)).at(place);
+        let error = error.at(self.describe(index)).at(place);
         let position = ticket.position + row as u64 * shared.world;
         let key = [shared.seed, ticket.epoch, position];
         let verdict = shared.on_error.judge(attempt, key, self.source.len().unwrap_or(0));
@@ -364,7 +365,7 @@ impl<S: Source, D: Decode<S>> Pair<S, D> {
 }
 
 /// Runs user code outside a row; a panic becomes an error.
-fn guard<T>(code: impl FnOnce() -> Result<T>) -> Result<T> {
+pub(crate) fn guard<T>(code: impl FnOnce() -> Result<T>) -> Result<T> {
     catch_unwind(AssertUnwindSafe(code)).unwrap_or_else(|payload| Err(Error::from_panic(&*payload)))
 }
 

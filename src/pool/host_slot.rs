@@ -136,7 +136,7 @@ impl Filling {
         let manifest = filling.manifest_mut();
         manifest.ticket = ticket;
         manifest.len = len;
-        manifest.padding_from = len;
+        manifest.padding = None;
         manifest.error = None;
         manifest.faults.clear();
         filling.zero_rows(len..capacity);
@@ -285,6 +285,8 @@ pub(crate) enum Item {
     End(Ticket),
     /// An error in the place of a batch.
     Failed(Ticket, Error),
+    /// Nothing: somebody wants the copier to look around.
+    Wake,
 }
 
 /// A host slot whose batch is complete.
@@ -354,6 +356,9 @@ impl FilledSlot {
                 }
             }
             table.indices[hole] = table.indices[from];
+            if manifest.padding == Some(from) {
+                manifest.padding = Some(hole);
+            }
             table.valid.swap(hole, from);
             (0..ragged).for_each(|k| table.spans.swap(hole * ragged + k, from * ragged + k));
             (0..host).for_each(|k| table.text.swap(hole * host + k, from * host + k));
@@ -365,7 +370,6 @@ impl FilledSlot {
             end -= 1;
         }
         manifest.len = end;
-        manifest.padding_from = manifest.padding_from.min(end);
     }
 }
 

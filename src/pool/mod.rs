@@ -63,8 +63,8 @@ pub(crate) struct Manifest {
     pub(crate) ticket: Ticket,
     /// Rows of the batch, holes included.
     pub(crate) len: usize,
-    /// Rows from here on repeat samples of other ranks.
-    pub(crate) padding_from: usize,
+    /// The row that repeats a sample of another rank: only a rank's last sample can.
+    pub(crate) padding: Option<usize>,
     pub(crate) rows: RowTable,
     /// In order of row and attempt.
     pub(crate) faults: Vec<Fault>,

@@ -107,6 +107,9 @@ pub struct Part {
     pub range: std::ops::Range<usize>,
 }
 
+#[diagnostic::on_unimplemented(
+    message = "`{Self}` has no records of a fixed size: give the builder a decoder, `.decode(..)` or `.decode_with(fields, |sample, row| ..)`"
+)]
 /// A source of fixed-size records whose bytes go straight into the rows of a batch.
 pub trait Records: Source<Record = [u8]> {
     /// The parts of a record, in the order of their fields.

@@ -223,6 +223,7 @@ mod tests {
             let work = move || {
                 released.recv().ok();
                 started.send(Instant::now()).unwrap();
+                Ok(())
             };
             stream.enqueue(Box::new(work)).unwrap();
             let (src, dst) = (device.host_buffer(64).unwrap(), device.device_buffer(64).unwrap());

@@ -29,7 +29,7 @@ const SURE_BYTES_PER_SEC: f64 = 2e9;
 /// One operation of a stream.
 enum Op {
     Copy(Copy),
-    Work(Box<dyn FnOnce() + Send>),
+    Work(Box<dyn FnOnce() -> Result<()> + Send>),
     Record { event: Arc<Recorded>, generation: u64 },
     Wait { timeline: Arc<Timeline>, place: u64 },
 }
@@ -227,7 +227,7 @@ impl Stream {
         Ok(())
     }
 
-    pub(crate) fn enqueue(&self, work: Box<dyn FnOnce() + Send>) -> Result<()> {
+    pub(crate) fn enqueue(&self, work: Box<dyn FnOnce() -> Result<()> + Send>) -> Result<()> {
         self.check()?;
         self.0.timeline.push(Op::Work(work));
         Ok(())
@@ -351,14 +351,16 @@ impl Runner {
             Op::Work(work) => {
                 let outcome = catch_unwind(AssertUnwindSafe(work));
                 self.clock = Instant::now();
-                if let Err(payload) = outcome {
-                    let error = Error::from_panic(&*payload);
-                    // A payload whose own drop panics must not take the thread with it.
-                    if let Err(again) = catch_unwind(AssertUnwindSafe(|| drop(payload))) {
-                        Box::leak(again);
-                    }
-                    return Some(error);
+                let payload = match outcome {
+                    Ok(result) => return result.err(),
+                    Err(payload) => payload,
+                };
+                let error = Error::from_panic(&*payload);
+                // A payload whose own drop panics must not take the thread with it.
+                if let Err(again) = catch_unwind(AssertUnwindSafe(|| drop(payload))) {
+                    Box::leak(again);
                 }
+                return Some(error);
             }
             Op::Record { event, generation } => event.pass(generation),
             Op::Wait { timeline, place } => {
