@@ -88,8 +88,6 @@ impl<'l> Epoch<'l> {
 
     /// The next batch, `None` at the end of the epoch.
     fn advance(&mut self) -> Result<Option<Batch>> {
-        let loader = self.loader;
-        loader.shared.life.check_process()?;
         if self.stream.is_capturing()? {
             let text = "the epoch's stream is being captured: take the batch before the capture begins";
             return Err(Error::new(ErrorKind::Capturing, text));
@@ -350,9 +348,7 @@ impl Iterator for Epoch<'_> {
             Err(error) if error.kind().is_transient() => Some(Err(error)),
             Err(error) => {
                 self.over = true;
-                if error.kind() != ErrorKind::Forked {
-                    lock(&self.loader.progress).failed = true;
-                }
+                lock(&self.loader.progress).failed = true;
                 Some(Err(error))
             }
         }
