@@ -41,11 +41,14 @@ fn run([load, copy, compute]: [f64; 3], unit_ms: f64, device_slots: u32, steps: 
     serde_json::from_slice(&out.stdout).unwrap()
 }
 
-/// The median of a figure, and how far apart the least and the most are.
+/// The median of a figure, and how far apart the least and the most are, over the runs that have it.
 fn median_and_spread(runs: &[Value], key: &str) -> (f64, f64) {
-    let mut values: Vec<f64> = runs.iter().map(|r| r[key].as_f64().unwrap_or(f64::NAN)).collect();
+    let mut values: Vec<f64> = runs.iter().filter_map(|r| r[key].as_f64()).collect();
     values.sort_by(f64::total_cmp);
-    (values[values.len() / 2], values[values.len() - 1] - values[0])
+    match values[..] {
+        [] => (f64::NAN, f64::NAN),
+        [least, ..] => (values[values.len() / 2], values[values.len() - 1] - least),
+    }
 }
 
 fn main() {

@@ -118,6 +118,17 @@ fn json_and_table_say_the_same() {
 }
 
 #[test]
+fn serial_steps_do_not_overlap() {
+    // 4 ms for each stage. Noise only adds; were a batch loaded while the last one is copied or computed on, a step
+    // would take 8 ms.
+    let options =
+        "--batch-size 2 --record-bytes 20000 --workers 2 --decode-us 4000 --link-gbps 0.01 --compute-ms 4";
+    let (found, _) = json(&format!("bench --json --steps 12 {options}"));
+    check(&found);
+    assert!(number(&found, "serial_ms_per_step") > 11.0, "{found}");
+}
+
+#[test]
 fn without_json_the_table_is_on_stdout_and_progress_nowhere() {
     let (status, stdout, stderr) = warpfeed(SHORT);
     assert_eq!(status, Some(0), "{stderr}");

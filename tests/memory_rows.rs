@@ -164,6 +164,49 @@ fn row_16_a_ceiling_on_locked_memory_is_kept_and_named() {
 }
 
 #[test]
+fn row_16_a_small_budget_makes_fewer_slots_and_too_small_a_one_none() {
+    within(MINUTE, || {
+        let device = Device::cpu();
+        let stream = device.new_stream().unwrap();
+        let build = |host, on_device| {
+            let builder = Loader::builder(range(32)).decode(Signed(1000)).batch_size(4).workers(2);
+            let builder = builder.host_slots(8).device_slots(8).host_budget(host).device_budget(on_device);
+            logged(|| builder.build(&device))
+        };
+        let (whole, log) = build(1 << 20, 1 << 20);
+        let whole = whole.unwrap();
+        let slot = whole.spec().bytes();
+        assert!(warnings(&log).is_empty(), "{log:?}");
+        assert_eq!(device.counters().host_bytes, 8 * slot as u64);
+        let expected = deliver(&whole, &stream);
+        drop(whole);
+        eventually("the slots are freed", || device.counters().host_bytes == 0);
+
+        let (loader, log) = build(3 * slot + slot / 2, 2 * slot);
+        let loader = loader.unwrap();
+        let c = device.counters();
+        assert_eq!((c.host_bytes, c.device_bytes), (3 * slot as u64, 2 * slot as u64));
+        let warnings = warnings(&log);
+        assert_eq!(warnings.len(), 2, "one line each: {log:?}");
+        assert!(warnings[0].contains("host_slots") && warnings[1].contains("device_slots"), "{log:?}");
+        assert!(deliver(&loader, &stream) == expected, "the same bytes through fewer slots");
+
+        for (host, on_device, option) in [(slot - 1, slot, "host_budget"), (slot, slot - 1, "device_budget")]
+        {
+            let e = build(host, on_device).0.unwrap_err();
+            assert_eq!(e.kind(), ErrorKind::LimitExceeded);
+            for part in [option, &slot.to_string(), &(slot - 1).to_string()] {
+                assert!(e.to_string().contains(part), "{part}: {e}");
+            }
+        }
+        let small = Device::cpu_with(CpuOptions::default().memory(slot));
+        let refused = Loader::builder(range(32)).decode(Signed(1000)).batch_size(4).workers(2).build(&small);
+        assert_eq!(refused.unwrap_err().kind(), ErrorKind::Device);
+        eventually("what was made before is freed", || small.counters().host_bytes == 0);
+    });
+}
+
+#[test]
 fn row_18_batches_of_many_sizes_never_grow_the_memory() {
     within(MINUTE, || {
         let (largest, budget) = (65_536, 4 * (65_536 + 4096));

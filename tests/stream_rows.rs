@@ -11,7 +11,7 @@ use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 use std::time::{Duration, Instant};
 
 use support::{Findings, Signed, Uniform, check_signed, eventually, range, within};
-use warpfeed::{AllHeld, Batch, CpuOptions, Device, Loader, SampleRng, Stream};
+use warpfeed::{AllHeld, Batch, CpuOptions, Device, HostBatch, Loader, SampleRng, Stream};
 
 const MINUTE: Duration = Duration::from_secs(60);
 const MS: Duration = Duration::from_millis(1);
@@ -130,7 +130,7 @@ fn row_11_a_device_slot_waits_for_every_stream_that_used_it() {
             for stream in &streams {
                 let (findings, indices) = (findings.clone(), batch.indices().to_vec());
                 let late = rng.chance(0.1).then(|| Duration::from_micros(rng.below(3000)));
-                let work = move |b: warpfeed::HostBatch<'_>| {
+                let work = move |b: HostBatch<'_>| {
                     late.into_iter().for_each(std::thread::sleep);
                     findings.add(check_signed(&b, &indices));
                 };
@@ -143,6 +143,36 @@ fn row_11_a_device_slot_waits_for_every_stream_that_used_it() {
         }
         streams.iter().for_each(|s| s.synchronize().unwrap());
         findings.assert_all_right(2000);
+    });
+}
+
+#[test]
+fn row_11_a_batch_that_outlives_its_loader_keeps_its_memory_for_the_work_on_it() {
+    within(MINUTE, || {
+        let device = Device::cpu();
+        let stream = device.new_stream().unwrap();
+        let findings = Findings::default();
+        let loader =
+            Loader::builder(range(8)).decode(Signed(4096)).batch_size(4).workers(2).build(&device).unwrap();
+        let mut epoch = loader.epoch(&stream).unwrap();
+        let batches = [epoch.next().unwrap().unwrap(), epoch.next().unwrap().unwrap()];
+        drop(epoch);
+        drop(loader);
+        for batch in batches {
+            let (findings, indices) = (findings.clone(), batch.indices().to_vec());
+            let work = move |b: HostBatch<'_>| {
+                std::thread::sleep(20 * MS);
+                findings.add(check_signed(&b, &indices));
+            };
+            batch.enqueue(&stream, work).unwrap();
+        }
+        assert!(device.counters().device_bytes > 0, "freed under the work on it");
+        stream.synchronize().unwrap();
+        findings.assert_all_right(2);
+        eventually("all is freed", || {
+            let c = device.counters();
+            (c.host_bytes, c.device_bytes, c.pinned_bytes, c.live_streams) == (0, 0, 0, 1)
+        });
     });
 }
 

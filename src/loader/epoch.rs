@@ -88,8 +88,6 @@ impl<'l> Epoch<'l> {
 
     /// The next batch, `None` at the end of the epoch.
     fn advance(&mut self) -> Result<Option<Batch>> {
-        let loader = self.loader;
-        loader.shared.life.check_process()?;
         if self.stream.is_capturing()? {
             let text = "the epoch's stream is being captured: take the batch before the capture begins";
             return Err(Error::new(ErrorKind::Capturing, text));
@@ -178,10 +176,10 @@ impl<'l> Epoch<'l> {
             None => Duration::ZERO,
             Some(_) => metrics.take_nap().min(waited),
         };
-        // A copy that does not move waits for its device slot, and so for the consumer's own stream.
-        let moving = (loader.link_time() - link).min(for_copy);
-        metrics.stall(Stage::Copy, moving);
-        metrics.stall(Stage::Consumer, for_copy - moving);
+        // Where copies are the cause the link hardly rests; else they wait for device slots that the consumer's own
+        // work on its stream has not left yet.
+        let link_is_full = loader.link_time() - link >= for_copy.mul_f64(0.75);
+        metrics.stall(if link_is_full { Stage::Copy } else { Stage::Consumer }, for_copy);
         let rest = blame.filter(|&s| s != Stage::Copy).unwrap_or_else(|| self.blame_workers());
         metrics.stall(rest, waited - for_copy);
         result
@@ -350,9 +348,7 @@ impl Iterator for Epoch<'_> {
             Err(error) if error.kind().is_transient() => Some(Err(error)),
             Err(error) => {
                 self.over = true;
-                if error.kind() != ErrorKind::Forked {
-                    lock(&self.loader.progress).failed = true;
-                }
+                lock(&self.loader.progress).failed = true;
                 Some(Err(error))
             }
         }

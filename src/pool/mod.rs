@@ -11,6 +11,8 @@
 mod budget;
 mod device_slot;
 mod host_slot;
+#[cfg(test)]
+mod tests;
 
 use crate::error::Error;
 use crate::row::RowTable;

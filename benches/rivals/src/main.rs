@@ -6,6 +6,7 @@ mod burn;
 mod dataloader_rs;
 mod libtorch;
 mod rusttorch;
+mod warpfeed_row;
 
 use std::sync::Arc;
 use std::time::{Duration, Instant};
@@ -68,7 +69,7 @@ type Rival = fn(&Work, workers: usize) -> Result<Vec<Candidate>>;
 
 /// A new rival is one function and one entry here.
 const RIVALS: &[Rival] =
-    &[base::candidates, dataloader_rs::candidates, burn::candidates, rusttorch::candidates];
+    &[base::candidates, warpfeed_row::candidates, dataloader_rs::candidates, burn::candidates, rusttorch::candidates];
 
 /// One timed run.
 struct Run {

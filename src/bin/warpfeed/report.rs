@@ -4,7 +4,6 @@ use std::fmt::Write;
 use std::time::Duration;
 
 use serde_json::json;
-use warpfeed::Stage;
 
 use crate::pipeline::{Measured, Plan};
 
@@ -60,14 +59,9 @@ impl Report {
     }
 
     /// The stage that takes longest when it runs alone.
-    fn longest(&self) -> Stage {
-        if self.ideal == self.load {
-            Stage::Decode
-        } else if self.ideal == self.copy {
-            Stage::Copy
-        } else {
-            Stage::Consumer
-        }
+    fn longest(&self) -> &'static str {
+        let stages = [("load", self.load), ("copy", self.copy), ("compute", self.compute)];
+        stages.into_iter().find(|(_, time)| *time == self.ideal).map_or("none", |(name, _)| name)
     }
 
     /// One line of JSON.
@@ -94,7 +88,7 @@ impl Report {
             "stall_ms_per_step": self.stall,
             "fill_ms": self.fill,
             "drain_ms": self.drain,
-            "longest_stage": self.longest().name(),
+            "longest_stage": self.longest(),
             "limit": self.stats.limiting().name(),
         })
     }
@@ -151,12 +145,8 @@ impl Report {
         for (name, text) in lines {
             let _ = writeln!(out, "{name:<12} {text}");
         }
-        let longest = match self.longest() {
-            Stage::Copy => "copy",
-            Stage::Consumer => "compute",
-            _ => "load",
-        };
-        let _ = write!(out, "\nThe longest stage is {longest}. The overlapped run's loader:\n{}", self.stats);
+        let (longest, stats) = (self.longest(), &self.stats);
+        let _ = write!(out, "\nThe longest stage is {longest}. The overlapped run's loader:\n{stats}");
         out
     }
 }
