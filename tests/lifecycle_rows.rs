@@ -49,6 +49,16 @@ fn row_29_leaving_early_ends_every_thread_at_once() {
         // The process-wide thread that frees memory behind its gates ends by itself, too.
         eventually("the threads are gone", || threads().len() <= before.len());
         assert!(start.elapsed() < Duration::from_secs(5), "{:?}", start.elapsed());
+
+        // In the middle of a batch whose samples take five seconds together, with as many begun behind it.
+        let (device, _stream) = cpu();
+        let loader = Loader::builder(slow(24_000, Duration::from_millis(5))).decode(Number);
+        let loader = loader.batch_size(8000).workers(8).build(&device).unwrap();
+        std::thread::sleep(Duration::from_millis(50));
+        let start = Instant::now();
+        drop(loader);
+        eventually("the workers are gone", || !threads().iter().any(|t| t.starts_with("warpfeed-0")));
+        assert!(start.elapsed() < Duration::from_secs(5), "{:?}", start.elapsed());
     });
 }
 
@@ -285,6 +295,8 @@ fn row_52_an_idle_consumer_costs_no_cpu_time() {
         };
         let (device, stream) = cpu();
         let loader = numbers(10_000).batch_size(4).workers(4).build(&device).unwrap();
+        // One that is done with prefetching, too.
+        let done = numbers(8).batch_size(4).workers(1).epochs(1).build(&device).unwrap();
         let mut running = loader.epoch(&stream).unwrap();
         // With its slots free, with all of them held, and behind the loader's end.
         let mut held = Vec::new();
@@ -297,11 +309,31 @@ fn row_52_an_idle_consumer_costs_no_cpu_time() {
             assert!(grown < Duration::from_millis(50), "{grown:?} with {} batches held", held.len());
         }
         drop(running);
-        drop(loader);
+        drop((loader, done));
         std::thread::sleep(Duration::from_millis(100));
         let before = used();
         std::thread::sleep(Duration::from_millis(500));
         assert!(used() - before < Duration::from_millis(50));
+    });
+}
+
+#[test]
+fn row_53_every_worker_takes_samples_while_the_others_are_at_theirs() {
+    within(LONG, || {
+        let (device, stream) = cpu();
+        let active = Arc::new([AtomicUsize::new(0), AtomicUsize::new(0)]);
+        let seen = active.clone();
+        let source = from_fn(8 * 40, move |i| {
+            let now = seen[0].fetch_add(1, SeqCst) + 1;
+            seen[1].fetch_max(now, SeqCst);
+            std::thread::sleep(Duration::from_millis(2));
+            seen[0].fetch_sub(1, SeqCst);
+            Ok(i)
+        });
+        let loader = Loader::builder(source).decode(Number).batch_size(8).workers(8).build(&device).unwrap();
+        assert_eq!(samples(&loader, &stream).len(), 320);
+        let most = active[1].load(SeqCst);
+        assert!((6..=8).contains(&most), "at most {most} samples of 8 workers at a time");
     });
 }
 
@@ -313,18 +345,34 @@ fn row_53_workers_work_at_the_same_time() {
             return;
         }
         let (device, stream) = cpu();
+        let work = |i: u64| (0..100_000u64).fold(i, |x, k| std::hint::black_box(x.rotate_left(5) ^ k)) & 1;
         let time = |workers| {
-            let busy = from_fn(300, |i| {
-                Ok((0..100_000u64).fold(i, |x, k| std::hint::black_box(x.rotate_left(5) ^ k)) & 1)
-            });
-            let loader =
-                Loader::builder(busy).decode(Number).batch_size(4).workers(workers).build(&device).unwrap();
+            let loader = Loader::builder(from_fn(300, move |i| Ok(work(i)))).decode(Number).batch_size(4);
+            let loader = loader.workers(workers).build(&device).unwrap();
             let start = Instant::now();
             assert_eq!(samples(&loader, &stream).len(), 300);
-            start.elapsed()
+            start.elapsed().as_secs_f64()
         };
-        let gains: Vec<f64> = (0..5).map(|_| time(1).as_secs_f64() / time(8).as_secs_f64()).collect();
-        assert!(gains.iter().any(|g| *g >= 1.3), "8 workers against 1: {gains:?}");
+        // What the machine gives two bare threads at the same time: nothing where other work fills it.
+        let bare = |threads: u64| {
+            let start = Instant::now();
+            std::thread::scope(|scope| {
+                let part = move || (0..300u64 / threads).fold(0, |x, i| x ^ work(i));
+                (0..threads).for_each(|_| drop(scope.spawn(part)));
+            });
+            start.elapsed().as_secs_f64()
+        };
+        let mut possible = false;
+        for _ in 0..10 {
+            let (limit, gain) = (bare(1) / bare(2), time(1) / time(8));
+            println!("8 workers are {gain:.2} times as fast as 1, 2 bare threads {limit:.2} times");
+            if gain >= 1.3 {
+                return;
+            }
+            possible |= limit >= 1.5;
+        }
+        assert!(!possible, "8 workers are never 1.3 times as fast as 1");
+        println!("skipped: this machine is busy with other work");
     });
 }
 

@@ -419,13 +419,13 @@ impl Model {
 
 #[test]
 fn random_runs_agree_with_the_model() {
-    within(LONG, || {
-        for case in 0..200 {
-            println!("case {case}"); // shown where it fails
+    for case in 0..200 {
+        println!("case {case}"); // shown where it fails
+        within(LONG, move || {
             let mut rng = SampleRng::new(0x77, 0, case);
             let (n, seed) = (rng.below(40), rng.below(5));
             let broken = Arc::new(AtomicU64::new(u64::MAX));
             Model { n, seed, epoch: 0, position: 0, broken }.run(&mut rng);
-        }
-    });
+        });
+    }
 }
