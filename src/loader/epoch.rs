@@ -129,7 +129,10 @@ impl<'l> Epoch<'l> {
         }
         let manifest = slot.manifest();
         let metrics = &loader.shared.metrics;
-        let valid = manifest.rows.valid[..manifest.len].iter().filter(|v| **v).count();
+        let valid = match faults {
+            0 => manifest.len,
+            _ => manifest.rows.valid[..manifest.len].iter().filter(|v| **v).count(),
+        };
         metrics.samples.fetch_add(valid as u64, Ordering::Relaxed);
         metrics.batches.fetch_add(1, Ordering::Relaxed);
         metrics.bytes.fetch_add(manifest.bytes as u64, Ordering::Relaxed);
