@@ -9,7 +9,7 @@ use warpfeed::{AllHeld, Batch, CpuOptions, Device, ErrorKind, HostBatch, Order};
 
 #[path = "support/watch.rs"]
 mod watch;
-use watch::{LONG, cpu, epoch, numbers, samples, values, within};
+use watch::{LONG, cpu, numbers, samples, values, within};
 
 #[test]
 fn when_all_slots_are_held_the_next_call_says_so_and_the_one_after_a_drop_goes_on() {
