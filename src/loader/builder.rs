@@ -228,6 +228,7 @@ impl<S: Source, D: Decode<S>> Builder<S, D> {
         let text = format!("{self:?}");
         let Self { source, decode, sampler, runtime, worker_init, config: c } = self;
         let length = source.len();
+        let feeder_may_fill = worker_init.is_none();
         c.check(length, sampler.is_some(), worker_init.is_some(), runtime.is_some())?;
         let workers_shared = runtime.is_some();
         let runtime = match runtime {
@@ -270,7 +271,8 @@ impl<S: Source, D: Decode<S>> Builder<S, D> {
             metrics: Metrics::new(),
             work: Box::new(pair),
             pool: runtime.pool.clone(),
-            statuses: (0..workers.max(1)).map(|_| Status::default()).collect(),
+            statuses: (0..=workers).map(|_| Status::default()).collect(),
+            feeder_may_fill,
             workers,
             cost: AtomicU64::new(0),
             sampler,

@@ -334,8 +334,13 @@ impl Iterator for Epoch<'_> {
         if let Some(given) = self.given.take() {
             self.loader.shared.metrics.spend(Stage::Consumer, given.elapsed());
         }
-        let met = self.loader.shared.life.take_error();
-        match met.map_or_else(|| self.advance(), Err) {
+        let life = &self.loader.shared.life;
+        if let Err(error) = life.check_process() {
+            // Before any lock: a thread of the parent may hold it for ever.
+            self.over = true;
+            return Some(Err(error));
+        }
+        match life.take_error().map_or_else(|| self.advance(), Err) {
             Ok(Some(batch)) => {
                 self.given = Some(Instant::now());
                 Some(Ok(batch))

@@ -25,6 +25,9 @@ const TASK: u64 = 100_000;
 /// Below this cost of a batch, in nanoseconds, several are filled by one task.
 const GROUPED: u64 = 20_000;
 
+/// Below this cost of a batch, in nanoseconds, the feeder fills it itself: less than handing it to a worker takes.
+const TRIVIAL: u64 = 4_000;
+
 pub(crate) struct Feeder {
     shared: Arc<Shared>,
     free: Receiver<FreeSlot>,
@@ -245,8 +248,12 @@ impl Feeder {
 
     /// Whether a batch takes less time than waking a thread does.
     fn is_cheap(&self) -> bool {
-        let batch = self.shared.cost.load(Relaxed).saturating_mul(self.shared.batch_size as u64);
-        (1..GROUPED).contains(&batch)
+        (1..GROUPED).contains(&self.batch_cost())
+    }
+
+    /// What filling a batch costs, in nanoseconds; 0 before the first.
+    fn batch_cost(&self) -> u64 {
+        self.shared.cost.load(Relaxed).saturating_mul(self.shared.batch_size as u64)
     }
 
     /// Starts a batch in `slot`; where batches are cheap, as many as there are free slots, in one task.
@@ -260,11 +267,15 @@ impl Feeder {
         }
         let mut group = Group::default();
         let mut next = Some(slot);
-        let size = (group.len() / shared.workers.max(1)).max(1);
+        let trivial = shared.feeder_may_fill && self.batch_cost() < TRIVIAL;
+        let size = if trivial { group.len() } else { (group.len() / shared.workers.max(1)).max(1) };
         for (done, place) in group[..size].iter_mut().enumerate() {
             let Some(slot) = next.take() else { break };
             if let Step::Batch(mut claims) = self.feed(slot, true) {
                 *place = claims.next();
+                if trivial {
+                    *place = place.take().map(|claim| shared.work.run(&shared, claim, 0, shared.workers));
+                }
                 claims.for_each(|claim| shared.spawn(claim, 0));
             }
             let wishes = shared.control.wishes();
@@ -281,7 +292,12 @@ impl Feeder {
                 };
             }
         }
-        shared.spawn_group(group);
+        if trivial {
+            // All at once: one wake-up of the copier.
+            drop(group);
+        } else {
+            shared.spawn_group(group);
+        }
     }
 
     /// Starts the next batch in `slot`: the claims on its rows, in one piece where `whole`.

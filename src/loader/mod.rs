@@ -62,7 +62,10 @@ pub(crate) struct Shared {
     pub(crate) work: Box<dyn Work>,
     /// `None`: the caller decodes.
     pub(crate) pool: Option<Arc<rayon::ThreadPool>>,
+    /// One a worker, and one for the caller or the feeder.
     pub(crate) statuses: Vec<Status>,
+    /// No worker has to be prepared by the user before it decodes.
+    pub(crate) feeder_may_fill: bool,
     pub(crate) workers: usize,
     /// Moving average of what a row costs, in nanoseconds; 0 before the first.
     pub(crate) cost: AtomicU64,

@@ -95,6 +95,7 @@ impl Status {
 pub(crate) struct Pair<S: Source, D: Decode<S>> {
     source: S,
     decode: D,
+    /// One a worker, and one for the caller or the feeder.
     workers: Vec<Mutex<Scratch<S, D>>>,
     /// A row's record of a sequence, `[host slots][capacity]`; empty for indexed sources.
     pulled: Vec<Vec<Mutex<Pulled<S>>>>,
@@ -121,7 +122,7 @@ impl<S: Source, D: Decode<S>> Pair<S, D> {
         let pulled = |_| Mutex::new(Pulled { scratch: Default::default(), error: None });
         let slots = if source.len().is_none() { host_slots } else { 0 };
         Self {
-            workers: (0..workers.max(1)).map(|_| Mutex::default()).collect(),
+            workers: (0..=workers).map(|_| Mutex::default()).collect(),
             pulled: (0..slots).map(|_| (0..capacity).map(pulled).collect()).collect(),
             source,
             decode,
