@@ -32,3 +32,34 @@ fn every_sample_arrives_once_in_order() {
         println!("{}", loader.stats());
     }
 }
+
+#[test]
+fn a_panic_in_worker_init_is_the_next_error() {
+    let device = Device::cpu();
+    let stream = device.new_stream().unwrap();
+    let (started, starts) = std::sync::mpsc::channel();
+    let loader = Loader::builder(range(10))
+        .decode_with([Field::scalar::<u64>("x")], |s, row| Ok(row.set("x", *s.read()?)?))
+        .workers(2)
+        .worker_init(move |worker| {
+            started.send(worker).unwrap();
+            assert!(worker != 1, "no such device for worker {worker}");
+        })
+        .build(&device)
+        .unwrap();
+    let mut workers: Vec<usize> = starts.iter().take(2).collect();
+    workers.sort_unstable();
+    assert_eq!(workers, [0, 1]);
+    // The panic is noted right after the start that was seen.
+    let deadline = std::time::Instant::now() + std::time::Duration::from_secs(20);
+    let error = loop {
+        assert!(std::time::Instant::now() < deadline, "the panic was lost");
+        if let Some(error) = loader.epoch(&stream).unwrap().find_map(Result::err) {
+            break error;
+        }
+    };
+    assert_eq!((error.kind(), error.place().worker), (warpfeed::ErrorKind::Panic, Some(1)));
+    assert!(error.message().contains("no such device"), "{error}");
+    // That told, the loader goes on.
+    assert!(loader.epoch(&stream).unwrap().all(|b| b.is_ok()));
+}

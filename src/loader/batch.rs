@@ -27,8 +27,8 @@ pub(crate) struct Life {
     pub(crate) held: AtomicUsize,
     /// Slots that will never come back.
     pub(crate) lost: AtomicUsize,
-    /// An error that a drop met, for the next call.
-    pub(crate) error: Mutex<Option<Error>>,
+    /// An error that a drop or `worker_init` met, for the next call.
+    pub(crate) error: Arc<Mutex<Option<Error>>>,
     /// The control's version under which the copier found no device slot for a filled batch; else 0.
     pub(crate) starved: AtomicU64,
     /// Whether the consumer is blocked in `next`.
@@ -37,12 +37,12 @@ pub(crate) struct Life {
 }
 
 impl Life {
-    pub(crate) fn new(copier: Arc<Waker>) -> Self {
+    pub(crate) fn new(copier: Arc<Waker>, error: Arc<Mutex<Option<Error>>>) -> Self {
         Self {
             process: Process::current(),
             held: AtomicUsize::new(0),
             lost: AtomicUsize::new(0),
-            error: Mutex::new(None),
+            error,
             starved: AtomicU64::new(0),
             waiting: AtomicBool::new(false),
             copier,

@@ -2,6 +2,7 @@
 
 use std::fmt;
 use std::mem::ManuallyDrop;
+use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::path::PathBuf;
 use std::sync::atomic::{AtomicBool, AtomicU8, AtomicU64};
 use std::sync::{Arc, Mutex};
@@ -23,7 +24,7 @@ use super::{Core, Inline, Loader, Shared};
 use crate::checkpoint::State;
 use crate::decode::{Decode, DecodeFn, DecodeRuns, Raw, Sample, Samples};
 use crate::device::Device;
-use crate::error::{Error, ErrorKind, Result};
+use crate::error::{Error, ErrorKind, Place, Result};
 use crate::metrics::Metrics;
 use crate::pool::{Budget, DeviceSlot, EventPool, FreeSlot};
 use crate::random::key;
@@ -31,6 +32,9 @@ use crate::row::{Row, RowBlock};
 use crate::sampler::{Remainder, Sampler, Sequential, Shard, Shuffle};
 use crate::source::Source;
 use crate::spec::{BatchSpec, Field};
+use crate::sync::lock;
+
+type WorkerInit = Arc<dyn Fn(usize) + Send + Sync>;
 
 /// The configuration of a [`Loader`]: plain data, checked as a whole by [`Builder::build`].
 #[must_use = "a builder does nothing until `build`"]
@@ -39,7 +43,7 @@ pub struct Builder<S: Source, D = Raw> {
     decode: D,
     sampler: Option<Box<dyn Sampler>>,
     runtime: Option<Runtime>,
-    worker_init: Option<Arc<dyn Fn(usize) + Send + Sync>>,
+    worker_init: Option<WorkerInit>,
     config: Config,
 }
 
@@ -229,6 +233,8 @@ impl<S: Source, D: Decode<S>> Builder<S, D> {
         let Self { source, decode, sampler, runtime, worker_init, config: c } = self;
         let length = source.len();
         let feeder_may_fill = worker_init.is_none();
+        let errors = Arc::new(Mutex::new(None));
+        let worker_init = worker_init.map(|init| guarded(init, errors.clone()));
         c.check(length, sampler.is_some(), worker_init.is_some(), runtime.is_some())?;
         let workers_shared = runtime.is_some();
         let runtime = match runtime {
@@ -265,7 +271,7 @@ impl<S: Source, D: Decode<S>> Builder<S, D> {
         let (outlet, items) = bounded(host_slots + 4);
         let waker = Arc::new(Waker::new(outlet.clone()));
         let control = Control::new(start, waker.clone());
-        let life = Arc::new(Life::new(waker));
+        let life = Arc::new(Life::new(waker, errors));
         let shared = Arc::new(Shared {
             control,
             metrics: Metrics::new(),
@@ -351,6 +357,16 @@ impl<S: Source, D: Decode<S>> Builder<S, D> {
         }
         Ok(Loader(ManuallyDrop::new(loader)))
     }
+}
+
+/// A panic of `init` would end the process, since a pool has nobody to tell: it becomes the loader's next error.
+fn guarded(init: WorkerInit, errors: Arc<Mutex<Option<Error>>>) -> WorkerInit {
+    Arc::new(move |worker| {
+        if let Err(payload) = catch_unwind(AssertUnwindSafe(|| init(worker))) {
+            let place = Place { worker: Some(worker), ..Place::default() };
+            lock(&errors).get_or_insert(Error::from_panic(&*payload).at(place));
+        }
+    })
 }
 
 impl Shared {
