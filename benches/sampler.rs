@@ -33,10 +33,11 @@ fn main() -> warpfeed::Result<()> {
     let full = std::env::args().any(|arg| arg == "--bench");
     let weights: Vec<f64> = (0..100_000).map(|i| f64::from(i % 7)).collect();
     let parts = [(1_000_000, 0.7), (50_000, 0.2), (5000, 0.1)];
-    let samplers: [(&str, Box<dyn Sampler>); 9] = [
+    let samplers: [(&str, Box<dyn Sampler>); 10] = [
         ("sequential", Box::new(Sequential::new(1 << 40))),
         ("shuffle 5 000", Box::new(Shuffle::new(5000, 1))),
         ("shuffle 10^6", Box::new(Shuffle::new(1_000_000, 1))),
+        ("shuffle 10^8", Box::new(Shuffle::new(100_000_000, 1))),
         ("shuffle 10^12", Box::new(Shuffle::new(1_000_000_000_000, 1))),
         ("shuffle 2^64-1", Box::new(Shuffle::new(u64::MAX, 1))),
         ("block shuffle 10^9, 256 x 64", Box::new(BlockShuffle::new(1_000_000_000, 256, 64, 1))),

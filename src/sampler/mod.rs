@@ -5,6 +5,7 @@
 
 mod block;
 mod cursor;
+mod feistel;
 mod mix;
 mod permutation;
 mod shard;
