@@ -9,7 +9,7 @@
     reason = "a test stops at the first surprise"
 )]
 
-use std::os::unix::process::ExitStatusExt;
+use std::os::unix::process::{CommandExt, ExitStatusExt};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering::SeqCst};
 use std::time::{Duration, Instant};
@@ -95,7 +95,16 @@ fn row_34_an_interrupt_ends_the_process_at_once_and_silently() {
     let shared = || std::fs::read_dir("/dev/shm").map_or(0, Iterator::count);
     let before = shared();
     for run in 0..20 {
-        let mut child = again(NAME).spawn().unwrap();
+        let mut command = again(NAME);
+        // A shell starts what it runs in the background with interrupts ignored, and a child inherits that.
+        // SAFETY: between fork and exec, one call that may be made there.
+        unsafe {
+            command.pre_exec(|| {
+                libc::signal(libc::SIGINT, libc::SIG_DFL);
+                Ok(())
+            });
+        }
+        let mut child = command.spawn().unwrap();
         std::thread::sleep(Duration::from_micros(SampleRng::new(34, 0, run).below(30_000)));
         let start = Instant::now();
         // SAFETY: a plain system call, on a child that was not waited for, so that the number is still its own.
