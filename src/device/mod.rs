@@ -12,6 +12,7 @@ mod tests;
 
 use std::fmt;
 use std::ops::Range;
+use std::sync::atomic::Ordering::Relaxed;
 use std::time::Duration;
 
 use crate::error::{Error, ErrorKind, Result};
@@ -72,6 +73,13 @@ impl Device {
     pub fn counters(&self) -> Counters {
         match &self.0 {
             DeviceFlavor::Cpu(device) => device.tally().snapshot(),
+        }
+    }
+
+    /// [`Counters::copy_busy`] alone.
+    pub(crate) fn link_busy(&self) -> Duration {
+        match &self.0 {
+            DeviceFlavor::Cpu(device) => Duration::from_nanos(device.tally().copy_busy_ns.load(Relaxed)),
         }
     }
 

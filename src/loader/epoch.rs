@@ -28,8 +28,10 @@ pub struct Epoch<'l> {
     stream: Stream,
     number: u64,
     over: bool,
-    /// When the last batch was given to the consumer.
-    given: Option<Instant>,
+    /// The consumer has had a batch since `now`.
+    given: bool,
+    /// The clock as it was last read: it is read once or twice a batch.
+    now: Instant,
 }
 
 impl<'l> Epoch<'l> {
@@ -68,7 +70,7 @@ impl<'l> Epoch<'l> {
             let text = format!("all {} epochs have been delivered", shared.epochs);
             return Err(Error::new(ErrorKind::Finished, text));
         }
-        Ok(Self { loader, stream: stream.clone(), number, over: false, given: None })
+        Ok(Self { loader, stream: stream.clone(), number, over: false, given: false, now: Instant::now() })
     }
 
     /// The epoch's number, from 0.
@@ -158,20 +160,21 @@ impl<'l> Epoch<'l> {
         }
     }
 
-    fn receive(&self) -> Result<Delivery> {
+    fn receive(&mut self) -> Result<Delivery> {
         let loader = self.loader;
         match loader.ready.try_recv() {
             Ok(delivery) => return Ok(delivery),
             Err(TryRecvError::Disconnected) => return Err(gone()),
             Err(TryRecvError::Empty) => {}
         }
-        let start = Instant::now();
+        let start = self.now;
         let (blame, link) = (self.blame(), loader.link_time());
         let result = match &loader.inline {
             None => self.wait(start),
             Some(inline) => self.work(&mut lock(inline), start),
         };
-        let waited = start.elapsed();
+        self.now = Instant::now();
+        let waited = self.now - start;
         let metrics = &loader.shared.metrics;
         // Without workers the wait for a copy is a part of the call; the rest of it is their work.
         let for_copy = match loader.inline {
@@ -334,8 +337,9 @@ impl Iterator for Epoch<'_> {
         if self.over {
             return None;
         }
-        if let Some(given) = self.given.take() {
-            self.loader.shared.metrics.spend(Stage::Consumer, given.elapsed());
+        let before = std::mem::replace(&mut self.now, Instant::now());
+        if std::mem::take(&mut self.given) {
+            self.loader.shared.metrics.spend(Stage::Consumer, self.now - before);
         }
         let life = &self.loader.shared.life;
         if let Err(error) = life.check_process() {
@@ -345,7 +349,7 @@ impl Iterator for Epoch<'_> {
         }
         match life.take_error().map_or_else(|| self.advance(), Err) {
             Ok(Some(batch)) => {
-                self.given = Some(Instant::now());
+                self.given = true;
                 Some(Ok(batch))
             }
             Ok(None) => {

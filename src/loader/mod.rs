@@ -174,7 +174,7 @@ struct Core {
 impl Core {
     /// How long the device's link has been busy.
     fn link_time(&self) -> Duration {
-        self.device.counters().copy_busy
+        self.device.link_busy()
     }
 
     fn stats(&self) -> Stats {
