@@ -4,7 +4,7 @@ use std::borrow::Cow;
 use std::fmt;
 use std::marker::PhantomData;
 use std::mem::ManuallyDrop;
-use std::sync::atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering, fence};
+use std::sync::atomic::{AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex};
 
 use crossbeam_channel::Sender;
@@ -17,7 +17,7 @@ use crate::device::Stream;
 use crate::error::{Error, ErrorKind, Result};
 use crate::pool::{DeviceSlot, Manifest};
 use crate::spec::{BatchSpec, Element, FieldKind};
-use crate::sync::{Process, lock};
+use crate::sync::{Hunger, Process, lock};
 
 /// What batches share with the loader that they may outlive.
 #[derive(Debug)]
@@ -29,10 +29,8 @@ pub(crate) struct Life {
     pub(crate) lost: AtomicUsize,
     /// An error that a drop or `worker_init` met, for the next call.
     pub(crate) error: Arc<Mutex<Option<Error>>>,
-    /// The control's version under which the copier found no device slot for a filled batch; else 0.
-    pub(crate) starved: AtomicU64,
-    /// Whether the consumer is blocked in `next`.
-    pub(crate) waiting: AtomicBool,
+    /// Whether a filled batch waits for a device slot, under the control's version.
+    pub(crate) hunger: Hunger,
     copier: Arc<Waker>,
 }
 
@@ -43,28 +41,22 @@ impl Life {
             held: AtomicUsize::new(0),
             lost: AtomicUsize::new(0),
             error,
-            starved: AtomicU64::new(0),
-            waiting: AtomicBool::new(false),
+            hunger: Hunger::new(),
             copier,
         }
     }
 
-    /// Gives a slot back to the copier, and wakes that if it is worth it: waking a thread for every small batch would cost
-    /// more than the batch. It is when half of the slots are free, or the consumer is blocked.
+    /// Gives a slot back to the copier.
     pub(crate) fn give_back(&self, slot: DeviceSlot, home: &Sender<DeviceSlot>) {
         // The channel has room for every slot. A closed one means that the loader is gone: the slot comes back in the
         // error, and its memory is freed behind its gate.
         drop(home.send(slot));
-        self.wake_copier(home);
+        self.feed_copier(home);
     }
 
-    /// The two fences (this, and the copier's after it says that it starves) order "slot sent, then flag read" against "flag
-    /// set, then slots counted": one of the two sides sees the other.
-    pub(crate) fn wake_copier(&self, home: &Sender<DeviceSlot>) {
-        fence(Ordering::SeqCst);
-        if self.starved.load(Ordering::Relaxed) != 0
-            && (enough(home.len(), home.capacity()) || self.waiting.load(Ordering::Relaxed))
-        {
+    /// Wakes the copier if it starves and there is something for it.
+    pub(crate) fn feed_copier(&self, home: &Sender<DeviceSlot>) {
+        if self.hunger.calls(|| home.len(), home.capacity().unwrap_or(0)) {
             self.copier.wake();
         }
     }
@@ -83,12 +75,6 @@ impl Life {
     pub(crate) fn take_error(&self) -> Option<Error> {
         lock(&self.error).take()
     }
-}
-
-/// Whether so many free slots are worth waking a thread for.
-pub(crate) fn enough(free: usize, slots: Option<usize>) -> bool {
-    // With three or fewer, each is.
-    free > 0 && 2 * free >= slots.filter(|&n| n > 3).unwrap_or(0)
 }
 
 /// A batch on the device. It is ordered on the stream that its epoch was opened with: work enqueued there sees

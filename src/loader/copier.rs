@@ -7,11 +7,10 @@ use std::time::{Duration, Instant};
 use crossbeam_channel::{Receiver, Sender};
 
 use super::Shared;
-use super::batch::enough;
 use crate::device::Stream;
 use crate::error::{Error, Stage};
 use crate::pool::{Claim, DeviceSlot, EventPool, FilledSlot, FreeSlot, Item, Ticket, upload};
-use crate::sync::lock;
+use crate::sync::{enough, lock};
 
 /// What the consumer receives, in delivery order.
 pub(crate) enum Delivery {
@@ -71,11 +70,9 @@ impl Copier {
     pub(crate) fn run(mut self) {
         let shared = self.shared.clone();
         while !shared.control.is_closed() {
-            if self.poll() {
-                fence(Ordering::SeqCst);
-                if enough(self.free_device.len(), self.free_device.capacity()) {
-                    continue;
-                }
+            let slots = self.free_device.capacity().unwrap_or(0);
+            if self.poll() && shared.life.hunger.is_fed(|| self.free_device.len(), slots) {
+                continue;
             }
             // Who gives a slot back, or changes a wish, wakes this thread when it is worth it.
             let pause = self.next_retry().unwrap_or(Duration::from_secs(3600));
@@ -168,7 +165,7 @@ impl Copier {
         drop(self.free_host.send(slot));
         fence(Ordering::SeqCst);
         if self.shared.feeder_parks.load(Ordering::Relaxed)
-            && enough(self.free_host.len(), self.free_host.capacity())
+            && enough(self.free_host.len(), self.free_host.capacity().unwrap_or(0))
         {
             self.shared.control.wake_feeder();
         }
@@ -221,7 +218,7 @@ impl Copier {
             _ => {}
         }
         let version = if starved { self.shared.control.version() } else { 0 };
-        self.shared.life.starved.store(version, Ordering::Release);
+        self.shared.life.hunger.starve(version);
         starved
     }
 }

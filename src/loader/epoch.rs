@@ -194,11 +194,11 @@ impl<'l> Epoch<'l> {
     /// Waits for the copier.
     fn wait(&self, start: Instant) -> Result<Delivery> {
         let life = &self.loader.shared.life;
-        life.waiting.store(true, Ordering::Relaxed);
+        life.hunger.block(true);
         // What was given back so far may not have been worth waking the copier for; now it is.
-        life.wake_copier(&self.loader.free_device);
+        life.feed_copier(&self.loader.free_device);
         let result = self.block(start);
-        life.waiting.store(false, Ordering::Relaxed);
+        life.hunger.block(false);
         result
     }
 
@@ -264,7 +264,7 @@ impl<'l> Epoch<'l> {
     fn check_patience(&self, start: Instant) -> Result<()> {
         let loader = self.loader;
         let (held, slots) = self.held();
-        let starved = loader.shared.life.starved.load(Ordering::Acquire) == loader.shared.control.version();
+        let starved = loader.shared.life.hunger.is_starving(loader.shared.control.version());
         if held >= slots && starved && loader.ready.is_empty() {
             let patience = match loader.on_all_held {
                 AllHeld::Error => Duration::ZERO,
@@ -308,7 +308,7 @@ impl<'l> Epoch<'l> {
         let shared = &self.loader.shared;
         let (held, slots) = self.held();
         // With a slot that is not held the copier has only not come round to it yet.
-        if held >= slots && shared.life.starved.load(Ordering::Acquire) == shared.control.version() {
+        if held >= slots && shared.life.hunger.is_starving(shared.control.version()) {
             return Some(Stage::DeviceSlot);
         }
         // The feeder is batches ahead: while workers fill one, what it waits for holds nobody up.

@@ -8,13 +8,13 @@ use std::time::{Duration, Instant};
 use crossbeam_channel::{Receiver, Sender, select};
 
 use super::Shared;
-use super::batch::enough;
 use super::control::{Start, Wishes};
 use super::plan::Plan;
 use super::work::{Group, guard};
 use crate::error::{Error, Place, Stage};
 use crate::pool::{Claims, FreeSlot, Item, Ticket};
 use crate::sampler::Remainder;
+use crate::sync::enough;
 
 /// The furthest that a batch may be delivered ahead of the oldest one that was not: what a state's map holds.
 pub(crate) const WINDOW: u64 = 64;
@@ -231,7 +231,7 @@ impl Feeder {
     /// thread for each would cost more than the batch. `true` where something may have changed meanwhile.
     fn park(&self) -> bool {
         let shared = &self.shared;
-        let enough = || enough(self.free.len(), self.free.capacity());
+        let enough = || enough(self.free.len(), self.free.capacity().unwrap_or(0));
         if !self.is_cheap() || !self.free.is_empty() {
             return false;
         }
