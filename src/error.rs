@@ -1,6 +1,7 @@
 //! One error type, sorted by what the caller can do about it.
 
 use std::fmt;
+use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::path::PathBuf;
 
 /// A result whose error is [`Error`] unless said otherwise.
@@ -32,11 +33,14 @@ pub enum ErrorKind {
     Sample,
     /// User code panicked; the message holds the panic's text.
     Panic,
+    /// Work that was enqueued on a stream returned an error.
+    Work,
     /// More samples failed than the fault policy allows in one epoch.
     TooManyFaults,
     /// Nothing arrived within `timeout`; the epoch goes on at the next call.
     Timeout,
-    /// Every device slot is held by a live batch: drop one, then call again; the epoch goes on.
+    /// Every device slot is held by a live batch: drop one, then call again; the epoch goes on. Called again without
+    /// a drop it is the same error, for ever: don't collect an epoch's batches.
     Exhausted,
     /// The stream is being captured into a graph: call again once capture has ended.
     Capturing,
@@ -210,13 +214,16 @@ impl Error {
         }
     }
 
-    /// A panic's payload, as the error of the code that panicked.
-    pub fn from_panic(payload: &(dyn std::any::Any + Send)) -> Self {
+    /// A panic's payload, as the error of the code that panicked. A payload whose own drop panics is leaked.
+    pub fn from_panic(payload: Box<dyn std::any::Any + Send>) -> Self {
         let text = payload
             .downcast_ref::<&str>()
             .map(|s| (*s).to_string())
             .or_else(|| payload.downcast_ref::<String>().cloned())
             .unwrap_or_else(|| "a panic without a text".to_string());
+        if let Err(again) = catch_unwind(AssertUnwindSafe(|| drop(payload))) {
+            Box::leak(again);
+        }
         Self::new(ErrorKind::Panic, format!("user code panicked: {text}"))
     }
 

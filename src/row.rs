@@ -1,8 +1,11 @@
 //! Writing a sample into its row of a batch.
 
 mod block;
+mod key;
 
 pub use block::RowBlock;
+pub use key::FieldKey;
+use key::find;
 
 use std::marker::PhantomData;
 use std::ptr::NonNull;
@@ -10,42 +13,6 @@ use std::sync::atomic::{AtomicUsize, Ordering};
 
 use crate::error::{Error, ErrorKind, Result};
 use crate::spec::{BatchSpec, Column, Element, Field, FieldKind, MAX_FIELDS, ROW_ALIGN, bytes_of};
-
-/// How a field is named in a call: by its name, or (a little faster) by its place among the decoder's fields.
-pub trait FieldKey: sealed::Sealed + Copy {
-    #[doc(hidden)]
-    fn number(self, spec: &BatchSpec) -> Result<usize>;
-}
-
-mod sealed {
-    pub trait Sealed {}
-    impl Sealed for &str {}
-    impl Sealed for usize {}
-}
-
-impl FieldKey for &str {
-    fn number(self, spec: &BatchSpec) -> Result<usize> {
-        match spec.columns().iter().position(|c| c.field.name() == self) {
-            Some(number) => Ok(number),
-            None => spec.column(self).map(|_| 0),
-        }
-    }
-}
-
-impl FieldKey for usize {
-    fn number(self, spec: &BatchSpec) -> Result<usize> {
-        if self < spec.columns().len() {
-            return Ok(self);
-        }
-        let text = format!("field number {self} of {}", spec.columns().len());
-        Err(Error::new(ErrorKind::InvalidArgument, text))
-    }
-}
-
-fn find(spec: &BatchSpec, field: impl FieldKey) -> Result<(usize, &Column)> {
-    let number = field.number(spec)?;
-    Ok((number, &spec.columns()[number]))
-}
 
 /// The first field without its bit.
 fn missing(spec: &BatchSpec, written: u128) -> Option<&Field> {
@@ -324,7 +291,8 @@ impl Row<'_> {
     }
 
     /// Reserves `len` elements of a ragged field for this row, zeroed, to be written in place. Once a row and
-    /// field; a second call of a retried sample gets the same place where it fits.
+    /// field; a second call of a retried sample gets the same place where it fits, else one for `max_row` elements.
+    /// Where in the heap a row lies depends on the threads.
     ///
     /// # Errors
     /// [`ErrorKind::LimitExceeded`] for a row over `max_row` (naming the index), or a batch over its heap.
@@ -345,10 +313,16 @@ impl Row<'_> {
         let heap = self.spec.heap();
         let mut span = self.spans[column.ordinal];
         if span.reserved < bytes {
+            // A row that has a place too small for it, from an attempt that failed, gets the largest there is: so it takes
+            // two places at the most, however many attempts follow.
+            let bytes = match span.reserved {
+                0 => bytes,
+                _ => (max_row * size_of::<T>()).next_multiple_of(ROW_ALIGN),
+            };
             span = Span { offset: self.heap.reserve(bytes), len: 0, reserved: bytes };
             if span.offset.saturating_add(bytes) > heap.len() {
                 let text = format!(
-                    "the ragged rows of this batch need more than the {} bytes of max_batch: raise it or lower batch_size",
+                    "the ragged rows of this batch need more than the {} bytes of max_batch_bytes: raise it or lower batch_size",
                     heap.len()
                 );
                 return Err(Error::new(ErrorKind::LimitExceeded, text));

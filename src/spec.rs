@@ -235,6 +235,16 @@ impl BatchSpec {
     /// [`ErrorKind::InvalidConfig`] for no rows, no fields, an empty, double or reserved name, a row of no bytes;
     /// [`ErrorKind::LimitExceeded`] where a size does not fit the address space.
     pub fn new(fields: Vec<Field>, capacity: usize, max_batch: Option<usize>) -> Result<Self> {
+        Self::with_attempts(fields, capacity, max_batch, 1)
+    }
+
+    /// As [`BatchSpec::new`], with default room for rows that are reserved `reservations` times (see `Row::ragged`).
+    pub(crate) fn with_attempts(
+        fields: Vec<Field>,
+        capacity: usize,
+        max_batch: Option<usize>,
+        reservations: usize,
+    ) -> Result<Self> {
         let config = |text: String| Error::new(ErrorKind::InvalidConfig, text);
         if capacity == 0 {
             return Err(config("a batch needs room for at least 1 row: batch_size is 0".into()));
@@ -267,8 +277,9 @@ impl BatchSpec {
                 }
                 FieldKind::Ragged { max_row } => {
                     let row = max_row.checked_mul(size).and_then(|n| n.checked_next_multiple_of(ROW_ALIGN));
+                    let rows = capacity.checked_mul(reservations);
                     heap = heap
-                        .zip(row.and_then(|n| n.checked_mul(capacity)))
+                        .zip(row.zip(rows).and_then(|(n, rows)| n.checked_mul(rows)))
                         .and_then(|(a, b)| a.checked_add(b));
                     (Some(16), spec.ragged)
                 }
@@ -295,7 +306,7 @@ impl BatchSpec {
             let bytes = max_batch.or(heap).and_then(|n| n.checked_next_multiple_of(ROW_ALIGN));
             let end = bytes.and_then(|n| n.checked_add(start)).filter(|&n| n <= isize::MAX as usize);
             let Some(end) = end else {
-                let text = "the heap of the ragged rows does not fit the address space: set max_batch";
+                let text = "the heap of the ragged rows does not fit the address space: set max_batch_bytes";
                 return Err(Error::new(ErrorKind::LimitExceeded, text));
             };
             spec.heap = start..end;

@@ -182,7 +182,8 @@ fn row_16_a_small_budget_makes_fewer_slots_and_too_small_a_one_none() {
         drop(whole);
         eventually("the slots are freed", || device.counters().host_bytes == 0);
 
-        let (loader, log) = build(3 * slot + slot / 2, 2 * slot);
+        let page = slot.next_multiple_of(4096); // memory comes in whole pages
+        let (loader, log) = build(3 * page + page / 2, 2 * page);
         let loader = loader.unwrap();
         let c = device.counters();
         assert_eq!((c.host_bytes, c.device_bytes), (3 * slot as u64, 2 * slot as u64));
@@ -191,11 +192,11 @@ fn row_16_a_small_budget_makes_fewer_slots_and_too_small_a_one_none() {
         assert!(warnings[0].contains("host_slots") && warnings[1].contains("device_slots"), "{log:?}");
         assert!(deliver(&loader, &stream) == expected, "the same bytes through fewer slots");
 
-        for (host, on_device, option) in [(slot - 1, slot, "host_budget"), (slot, slot - 1, "device_budget")]
+        for (host, on_device, option) in [(page - 1, page, "host_budget"), (page, page - 1, "device_budget")]
         {
             let e = build(host, on_device).0.unwrap_err();
             assert_eq!(e.kind(), ErrorKind::LimitExceeded);
-            for part in [option, &slot.to_string(), &(slot - 1).to_string()] {
+            for part in [option, &page.to_string(), &(page - 1).to_string()] {
                 assert!(e.to_string().contains(part), "{part}: {e}");
             }
         }

@@ -154,3 +154,39 @@ fn a_batch_over_its_heap_is_an_error_of_the_batch_whatever_the_order() {
         assert_eq!(messages.len(), 1, "{messages:?}");
     });
 }
+
+#[test]
+fn a_row_that_is_tried_again_fits_however_long_it_gets() {
+    // The first attempt at sample 5 takes a short place and fails; its replacement needs a long one.
+    let policies = [
+        OnError::Replace { limit: 10 },
+        OnError::Retry { times: 3, backoff: Duration::ZERO, then: Box::new(OnError::Fail) },
+    ];
+    for policy in policies {
+        for workers in [0, 2] {
+            let tries = std::sync::atomic::AtomicUsize::new(0);
+            let fields = [Field::ragged::<u64>("r", 8), Field::scalar::<u64>("x")];
+            let loader = Loader::builder(range(16))
+                .decode_with(fields, move |sample, row| {
+                    let i = sample.index();
+                    let attempt =
+                        if i == 5 { tries.fetch_add(1, std::sync::atomic::Ordering::Relaxed) } else { 9 };
+                    row.copy_ragged("r", &vec![i; if attempt == 0 { 1 } else { 8 }])?;
+                    anyhow::ensure!(attempt > 1, "not yet");
+                    Ok(row.set("x", i)?)
+                })
+                .batch_size(4)
+                .workers(workers)
+                .on_error(policy.clone())
+                .build(&Device::cpu())
+                .unwrap();
+            let stream = loader.device().new_stream().unwrap();
+            for batch in loader.epoch(&stream).unwrap() {
+                let batch = batch.unwrap();
+                for (row, &i) in batch.indices().iter().enumerate() {
+                    assert_eq!(*batch.host_ragged::<u64>("r", row).unwrap(), [i; 8]);
+                }
+            }
+        }
+    }
+}

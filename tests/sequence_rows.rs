@@ -9,7 +9,7 @@ use std::time::{Duration, Instant};
 
 use warpfeed::sampler::{Remainder, Shard};
 use warpfeed::source::{SourceExt, from_iter, from_iter_fn, try_from_iter_fn};
-use warpfeed::{ErrorKind, Loader, OnError, State, Stream};
+use warpfeed::{ErrorKind, Field, Loader, OnError, State, Stream};
 
 #[path = "support/watch.rs"]
 mod watch;
@@ -220,4 +220,30 @@ fn a_sequence_that_does_not_open_is_an_error_each_time() {
             assert_eq!(again.flat_map(|b| values(&b.unwrap())).collect::<Vec<_>>(), all(5));
         }
     });
+}
+
+#[test]
+fn a_source_that_is_read_once_and_left_early_loses_nothing() {
+    for workers in [0, 1, 2] {
+        within(LONG, move || {
+            let (device, stream) = cpu();
+            let loader = Loader::builder(warpfeed::source::from_iter(0..100u64))
+                .decode_with([Field::scalar::<u64>("x")], |s, row| {
+                    let x = *s.read()?;
+                    Ok(row.set("x", x)?)
+                })
+                .batch_size(7)
+                .workers(workers)
+                .build(&device)
+                .unwrap();
+            let mut seen = Vec::new();
+            for turn in 0..3 {
+                for batch in loader.epoch(&stream).unwrap().take(if turn < 2 { 3 } else { 99 }) {
+                    seen.extend_from_slice(&batch.unwrap().host::<u64>("x").unwrap());
+                }
+            }
+            assert_eq!(seen, (0..100).collect::<Vec<_>>(), "{workers} workers");
+            assert_eq!(loader.epoch(&stream).unwrap().count(), 0);
+        });
+    }
 }

@@ -224,7 +224,8 @@ fn loaders_share_the_budgets_of_a_runtime() {
         let (device, stream) = cpu();
         let slot = numbers(9).batch_size(3).workers(0).build(&device).unwrap().spec().bytes();
         eventually("that loader's memory is gone", || device.counters().host_bytes == 0);
-        let runtime = Runtime::new(1, 4 * slot, 4 * slot).unwrap();
+        let page = slot.next_multiple_of(4096); // memory comes in whole pages
+        let runtime = Runtime::new(1, 4 * page, 4 * page).unwrap();
         let build = || numbers(9).batch_size(3).runtime(&runtime).build(&device);
         let first = build().unwrap();
         let second = build().unwrap(); // one host slot is left to it, where it asked for three

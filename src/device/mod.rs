@@ -225,6 +225,13 @@ impl Stream {
         }
     }
 
+    /// Whether the caller is work that runs on this very stream.
+    pub(crate) fn is_running_here(&self) -> bool {
+        match &self.0 {
+            StreamFlavor::Cpu(stream) => stream.is_running_here(),
+        }
+    }
+
     /// Whether the stream is being captured into a graph. Never on the CPU device.
     ///
     /// # Errors

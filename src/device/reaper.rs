@@ -217,13 +217,13 @@ impl Reaper {
 /// Asks the item; one that panics can't be proven.
 fn passed(entry: &Entry) -> Result<bool> {
     catch_unwind(AssertUnwindSafe(|| entry.item.passed()))
-        .unwrap_or_else(|payload| Err(Error::from_panic(&*payload)))
+        .unwrap_or_else(|payload| Err(Error::from_panic(payload)))
 }
 
 /// Drops the item; a panic of its drop must not end the thread that watches the others.
 fn free(entry: Entry) {
     if let Err(payload) = catch_unwind(AssertUnwindSafe(|| drop(entry))) {
-        tracing::warn!("while memory was freed: {}", Error::from_panic(&*payload));
+        tracing::warn!("while memory was freed: {}", Error::from_panic(payload));
     }
 }
 

@@ -126,8 +126,8 @@ impl<S: Source, D> Builder<S, D> {
         self
     }
 
-    /// The most bytes that the ragged rows of one batch take together, each rounded up to 16. Default: every row
-    /// at its `max_row`.
+    /// The most bytes that the ragged rows of one batch take together, each rounded up to 16; a row that is tried again
+    /// and got longer counts twice. Default: room for every row at its `max_row`.
     pub fn max_batch_bytes(mut self, bytes: usize) -> Self {
         self.config.max_batch_bytes = Some(bytes);
         self
@@ -246,7 +246,9 @@ impl<S: Source, D: Decode<S>> Builder<S, D> {
             }
         };
         let fields = decode.fields(&source)?;
-        let spec = Arc::new(BatchSpec::new(fields, c.batch_size, c.max_batch_bytes)?);
+        let places = if matches!(c.on_error, OnError::Fail | OnError::Skip { .. }) { 1 } else { 2 };
+        let spec = BatchSpec::with_attempts(fields, c.batch_size, c.max_batch_bytes, places)?;
+        let spec = Arc::new(spec);
         let sampler: Arc<dyn Sampler> = match (sampler, length) {
             (Some(sampler), Some(n)) => {
                 if n == 0 && !sampler.is_empty() {
@@ -364,7 +366,7 @@ fn guarded(init: WorkerInit, errors: Arc<Mutex<Option<Error>>>) -> WorkerInit {
     Arc::new(move |worker| {
         if let Err(payload) = catch_unwind(AssertUnwindSafe(|| init(worker))) {
             let place = Place { worker: Some(worker), ..Place::default() };
-            lock(&errors).get_or_insert(Error::from_panic(&*payload).at(place));
+            lock(&errors).get_or_insert(Error::from_panic(payload).at(place));
         }
     })
 }
@@ -394,6 +396,8 @@ fn slots(
     bytes: usize,
 ) -> Result<(Vec<crate::pool::Reservation>, usize)> {
     // Memory of loaders that just ended may still wait for the device.
+    // Memory comes in whole pages.
+    let bytes = bytes.next_multiple_of(PAGE);
     let first = budget.reserve(bytes, Duration::from_secs(1));
     let mut reserved = vec![first.map_err(|e| {
         let text = format!(
@@ -419,6 +423,9 @@ fn slots(
     let total = reserved.len() * bytes;
     Ok((reserved, total))
 }
+
+/// A page of memory, in bytes.
+const PAGE: usize = 4096;
 
 fn thread(name: &str, code: impl FnOnce() + Send + 'static) -> Result<JoinHandle<()>> {
     std::thread::Builder::new()

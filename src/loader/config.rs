@@ -5,7 +5,6 @@ use std::time::Duration;
 
 use super::control::Start;
 use super::fault::OnError;
-use super::feeder::WINDOW;
 use crate::checkpoint::State;
 use crate::error::{Error, ErrorKind, Result};
 use crate::sampler::{Remainder, Shard};
@@ -88,6 +87,9 @@ impl Default for Config {
     }
 }
 
+/// More slots or threads than this are a mistake: they would take minutes to make.
+const MOST: usize = 4096;
+
 impl Config {
     pub(crate) fn check(&self, length: Option<u64>, sampler: bool, init: bool, runtime: bool) -> Result<()> {
         let refuse = |text: &str| Err(Error::new(ErrorKind::InvalidConfig, text));
@@ -96,6 +98,9 @@ impl Config {
         }
         if self.host_slots == 0 || self.device_slots == 0 {
             return refuse("host_slots and device_slots are at least 1 each");
+        }
+        if self.host_slots.max(self.device_slots) > MOST || self.workers.is_some_and(|n| n > MOST) {
+            return refuse(&format!("host_slots, device_slots and workers are at most {MOST} each"));
         }
         if self.timeout.is_some_and(|t| t.is_zero()) {
             return refuse("a timeout of 0 lets no batch arrive: leave it out for no limit");
@@ -143,7 +148,6 @@ impl Config {
                 "a source that can be read once can't go on where a saved state says: use `from_iter_fn`";
             return Err(Error::new(ErrorKind::NotResumable, text));
         }
-        debug_assert!(state.ahead.is_none_or(|a| a.map >> (WINDOW - 1) <= 1));
         Ok(Start {
             epoch: state.epoch,
             position: state.position,

@@ -47,7 +47,6 @@ pub(crate) struct Order {
     pending: Vec<Item>,
     /// A device slot at hand.
     token: Option<DeviceSlot>,
-    later: Vec<Retry>,
     starved_since: Option<Instant>,
 }
 
@@ -99,19 +98,30 @@ impl Copier {
 
     /// Starts what is due; the time until the next retry.
     pub(crate) fn next_retry(&mut self) -> Option<Duration> {
-        {
-            let mut retries = lock(&self.shared.retries);
-            if retries.is_empty() && self.state.later.is_empty() {
-                return None;
-            }
-            self.state.later.append(&mut retries);
+        let shared = &self.shared;
+        let mut retries = lock(&shared.retries);
+        if retries.is_empty() {
+            return None;
         }
         let now = Instant::now();
-        while let Some(k) = self.state.later.iter().position(|r| r.due <= now) {
-            let Retry { claim, attempt, .. } = self.state.later.swap_remove(k);
-            self.shared.spawn(claim, attempt);
+        let mut k = 0;
+        while k < retries.len() {
+            let Retry { due, claim, .. } = &retries[k];
+            // What nobody wants any more gives its slot back at once, however long its pause.
+            if shared.control.is_stale(&claim.ticket()) {
+                drop(retries.swap_remove(k));
+            } else if *due <= now {
+                let Retry { claim, attempt, .. } = retries.swap_remove(k);
+                drop(retries);
+                // Without workers this runs the sample, which may come back here.
+                shared.spawn(claim, attempt);
+                retries = lock(&shared.retries);
+                k = 0;
+            } else {
+                k += 1;
+            }
         }
-        self.state.later.iter().map(|r| r.due - now).min()
+        retries.iter().map(|r| r.due.saturating_duration_since(now)).min()
     }
 
     /// Delivers all that can be. `true`: the next item is a batch and no device slot is free.

@@ -21,8 +21,11 @@ use crate::sync::lock;
 ///
 /// It ends at the first `None`. An error that [passes](ErrorKind::is_transient) (no device slot, a timeout) does
 /// not end it: the next call goes on. Any other error does; the loader's position then stays at the batch that
-/// failed, and the next [`Loader::epoch`](super::Loader::epoch) tries it again. Dropping an epoch that did not fail moves on to
-/// the start of the one after it; to pause instead, iterate with `epoch.by_ref().take(n)`.
+/// failed, and the next [`Loader::epoch`](super::Loader::epoch) tries it again.
+///
+/// Dropping an epoch that did not fail, also by a `break`, moves on to the start of the one after it; to pause instead,
+/// iterate with `epoch.by_ref().take(n)`. Only over a source that can be read once does the next epoch go on where
+/// this one was left, so that no record is lost.
 pub struct Epoch<'l> {
     loader: &'l Core,
     stream: Stream,
@@ -41,6 +44,11 @@ impl<'l> Epoch<'l> {
             let text = "the stream belongs to another device than the loader";
             return Err(Error::new(ErrorKind::InvalidArgument, text));
         }
+        let on_own_worker = loader.shared.pool.as_ref().is_some_and(|p| p.current_thread_index().is_some());
+        if on_own_worker || stream.is_running_here() {
+            let text = "an epoch can't be taken by a worker of its own runtime, or by work on its own stream: it would wait for itself";
+            return Err(Error::new(ErrorKind::InvalidArgument, text));
+        }
         if loader.busy.swap(true, Ordering::AcqRel) {
             let text = "another epoch of this loader is still alive: drop it first, or build a second loader";
             return Err(Error::new(ErrorKind::Busy, text));
@@ -49,7 +57,7 @@ impl<'l> Epoch<'l> {
         let shared = &loader.shared;
         let here = progress.here(shared);
         let failed = progress.failed;
-        if failed && shared.work.len().is_none() && !shared.work.reopens() {
+        if failed && shared.is_read_once() {
             loader.busy.store(false, Ordering::Release);
             let text = "a batch failed, and a source that can be read once can't give its records again";
             return Err(Error::new(ErrorKind::NotResumable, text));
@@ -221,9 +229,17 @@ impl<'l> Epoch<'l> {
     fn work(&self, inline: &mut Inline, start: Instant) -> Result<Delivery> {
         let shared = &self.loader.shared;
         loop {
-            while let Some(claim) = inline.claims.as_mut().and_then(Iterator::next) {
+            while let Some(mut claim) = inline.claims.as_mut().and_then(Iterator::next) {
+                let ticket = claim.ticket();
+                let rows = claim.rows();
+                let last = Place {
+                    epoch: Some(ticket.epoch),
+                    batch: Some(ticket.number),
+                    row: Some(rows.number(0)),
+                    ..Place::of_index(rows.index(0))
+                };
                 drop(shared.work.run(shared, claim, 0, 0));
-                self.check_timeout(start)?;
+                self.check_timeout(start, Some(&last))?;
             }
             inline.claims = None;
             let starved = inline.copier.poll();
@@ -279,28 +295,41 @@ impl<'l> Epoch<'l> {
                 return Err(Error::new(ErrorKind::Exhausted, text));
             }
         }
-        self.check_timeout(start)
+        self.check_timeout(start, None)
     }
 
-    fn check_timeout(&self, start: Instant) -> Result<()> {
+    /// `last` is the sample that was just decoded in the caller's thread.
+    fn check_timeout(&self, start: Instant, last: Option<&Place>) -> Result<()> {
         let Some(timeout) = self.loader.timeout.filter(|t| start.elapsed() >= *t) else { return Ok(()) };
         let what = format!("no batch within {:.3} s", timeout.as_secs_f64());
-        Err(match self.loader.shared.oldest_unfinished() {
-            Some((place, age)) => {
-                let text = format!(
-                    "{what}: the oldest unfinished sample has taken {:.3} s so far",
-                    age.as_secs_f64()
-                );
-                Error::new(ErrorKind::Timeout, text).at(place)
-            }
-            None => {
-                let text = format!(
-                    "{what}, and no worker is at a sample: the limit is {}",
-                    self.loader.stats().limiting()
-                );
-                Error::new(ErrorKind::Timeout, text).at(Place { stage: self.blame(), ..Place::default() })
-            }
-        })
+        let shared = &self.loader.shared;
+        let (held, slots) = self.held();
+        let (text, place) = if let Some((place, age)) = shared.oldest_unfinished() {
+            (format!("the oldest unfinished sample has taken {:.3} s so far", age.as_secs_f64()), place)
+        } else if let Some((place, attempt, left)) = shared.oldest_retry() {
+            (format!("a sample waits {:.3} s more for attempt {}", left.as_secs_f64(), attempt + 1), place)
+        } else if let Some(place) = last {
+            ("this sample took the time".to_string(), shared.described(place.clone()))
+        } else {
+            let stage = self.blame();
+            let text = match stage {
+                Some(Stage::Sample) => {
+                    "the sampler or the source's iterator has not given the next record".to_string()
+                }
+                Some(Stage::DeviceSlot) => {
+                    format!(
+                        "all {slots} device slots are held by {held} live batches, and the next batch needs one"
+                    )
+                }
+                Some(Stage::Copy) => {
+                    "the device's link, or the work on its stream before a copy, is not done".to_string()
+                }
+                _ => "no worker is at a sample: the workers may belong to a runtime and be busy elsewhere"
+                    .to_string(),
+            };
+            (text, Place { stage, ..Place::default() })
+        };
+        Err(Error::new(ErrorKind::Timeout, format!("{what}: {text}")).at(place))
     }
 
     /// The stage that a wait which begins now is for, where it is not the workers.
@@ -385,7 +414,7 @@ impl Drop for Epoch<'_> {
         if self.loader.shared.life.process.is_forked() {
             return;
         }
-        if !self.over {
+        if !self.over && !self.loader.shared.is_read_once() {
             self.leave();
         }
         self.loader.busy.store(false, Ordering::Release);

@@ -136,7 +136,10 @@ impl Feeder {
             if self.epoch > wishes.floor && !self.shared.work.reopens() {
                 return Look::Wait;
             }
-            match Plan::new(&self.shared, start) {
+            self.shared.feeder_waits(Some(Stage::Sample));
+            let plan = Plan::new(&self.shared, start);
+            self.shared.feeder_waits(None);
+            match plan {
                 Ok(plan) => self.plan = Some(plan),
                 Err(error) => {
                     self.fail(error);
@@ -335,11 +338,13 @@ impl Feeder {
         match cursor {
             Some(cursor) => {
                 let indices = &mut manifest.rows.indices[..len];
+                self.shared.feeder_waits(Some(Stage::Sample));
                 let planned = guard(|| {
                     cursor.fill(&*shared.sampler, self.epoch, first, indices);
                     shared.work.hint(indices);
                     Ok(())
                 });
+                self.shared.feeder_waits(None);
                 if let Err(error) = planned {
                     // The batch does not exist: its number of dispatch goes to the error.
                     self.seq -= 1;

@@ -21,7 +21,13 @@ impl Outcome for () {
 
 impl<E: Into<anyhow::Error>> Outcome for Result<(), E> {
     fn result(self) -> Result<()> {
-        self.map_err(|e| Error::from_user(e.into()))
+        self.map_err(|e| {
+            let error = e.into();
+            match error.downcast::<Error>() {
+                Ok(ours) => ours,
+                Err(other) => Error::new(ErrorKind::Work, other.to_string()).caused_by(other),
+            }
+        })
     }
 }
 

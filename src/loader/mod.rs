@@ -87,12 +87,17 @@ pub(crate) struct Shared {
     pub(crate) feeder_parks: AtomicBool,
     /// What the feeder waits for: see [`Shared::feeder_waits_for`].
     pub(crate) feeder: AtomicU8,
-    /// Claims that are to be tried again later, on their way to the copier's timer.
+    /// Claims that are to be tried again later; the copier is their timer.
     pub(crate) retries: Mutex<Vec<Retry>>,
     start: Instant,
 }
 
 impl Shared {
+    /// Whether the source is a sequence that can't be opened again.
+    pub(crate) fn is_read_once(&self) -> bool {
+        self.work.len().is_none() && !self.work.reopens()
+    }
+
     /// This rank's share of an epoch that begins at `position`.
     pub(crate) fn cursor(&self, position: u64) -> Result<Cursor> {
         Cursor::new(self.sampler.len(), Shard::new(self.rank, self.world)?, self.remainder, position)
@@ -108,7 +113,10 @@ impl Shared {
 
     /// Has a claim's one row tried again after `pause`; no thread of the pool waits for it.
     pub(crate) fn retry_later(&self, claim: Claim, attempt: u32, pause: Duration) {
-        lock(&self.retries).push(Retry { due: Instant::now() + pause, claim, attempt });
+        // A pause beyond what an instant can hold is a day: nobody sees the difference.
+        let now = Instant::now();
+        let due = now.checked_add(pause).unwrap_or(now + Duration::from_secs(24 * 3600));
+        lock(&self.retries).push(Retry { due, claim, attempt });
         self.control.copier().wake();
     }
 
@@ -132,11 +140,33 @@ impl Shared {
     pub(crate) fn oldest_unfinished(&self) -> Option<(Place, Duration)> {
         let now = self.nanos(Instant::now());
         let looks = self.statuses.iter().enumerate().filter_map(|(worker, s)| s.look(worker));
-        let (_, since, mut place) = looks.min_by_key(|(age, ..)| *age)?;
+        let (_, since, place) = looks.min_by_key(|(age, ..)| *age)?;
+        Some((self.described(place), Duration::from_nanos(now.saturating_sub(since))))
+    }
+
+    /// The oldest sample that waits for another attempt, which attempt, and for how long.
+    pub(crate) fn oldest_retry(&self) -> Option<(Place, u32, Duration)> {
+        let mut retries = lock(&self.retries);
+        let age = |r: &Retry| (r.claim.ticket().epoch, r.claim.ticket().seq);
+        let retry = retries.iter_mut().min_by_key(|r| age(r))?;
+        let ticket = retry.claim.ticket();
+        let rows = retry.claim.rows();
+        let place = Place {
+            epoch: Some(ticket.epoch),
+            batch: Some(ticket.number),
+            row: Some(rows.number(0)),
+            ..Place::of_index(rows.index(0))
+        };
+        let left = retry.due.saturating_duration_since(Instant::now());
+        Some((self.described(place), retry.attempt, left))
+    }
+
+    /// With what the source knows of the sample.
+    pub(crate) fn described(&self, mut place: Place) -> Place {
         if let Some(index) = place.index {
             place.fill_from(self.work.describe(index));
         }
-        Some((place, Duration::from_nanos(now.saturating_sub(since))))
+        place
     }
 }
 
@@ -269,6 +299,14 @@ impl Loader {
                 "a worker has been in user code for {:.1} s: it was left to itself",
                 age.as_secs_f64()
             );
+            return Err(Error::new(ErrorKind::Timeout, text).at(place));
+        }
+        if let Some(thread) = threads.first() {
+            let name = thread.thread().name().unwrap_or("a thread").to_string();
+            let text = format!(
+                "the thread {name} has been in user code (a sampler or a source) for over 1 s: it was left to itself"
+            );
+            let place = Place { stage: Some(Stage::Sample), ..Place::default() };
             return Err(Error::new(ErrorKind::Timeout, text).at(place));
         }
         if let Some(error) = self.0.shared.life.take_error() {

@@ -2,8 +2,9 @@
 
 use super::Shared;
 use super::control::Start;
+use super::feeder::WINDOW;
 use crate::checkpoint::{Ahead, State};
-use crate::error::Result;
+use crate::error::{Error, ErrorKind, Result};
 use crate::sampler::Cursor;
 
 /// The position delivered, within the epoch that the consumer is in.
@@ -27,6 +28,12 @@ impl Progress {
         let mut progress =
             Self { start, cursor: None, low: start.number, map: start.map, order: Vec::new(), failed: false };
         progress.begin(shared, start)?;
+        let left = shared.batches(progress.cursor).unwrap_or(WINDOW).min(WINDOW);
+        if start.map & 1 == 1 || start.map.checked_shr(left as u32).unwrap_or(0) != 0 {
+            let text =
+                format!("the saved state's map {:x} names batches that this epoch does not have", start.map);
+            return Err(Error::new(ErrorKind::StateMismatch, text));
+        }
         Ok(progress)
     }
 

@@ -162,7 +162,7 @@ impl<S: Source, D: Decode<S>> Pair<S, D> {
             if pulled.is_none() {
                 scratch.source = S::Scratch::default();
             }
-            Err(Error::from_panic(&*payload))
+            Err(Error::from_panic(payload))
         })
     }
 }
@@ -367,7 +367,7 @@ impl<S: Source, D: Decode<S>> Pair<S, D> {
 
 /// Runs user code outside a row; a panic becomes an error.
 pub(crate) fn guard<T>(code: impl FnOnce() -> Result<T>) -> Result<T> {
-    catch_unwind(AssertUnwindSafe(code)).unwrap_or_else(|payload| Err(Error::from_panic(&*payload)))
+    catch_unwind(AssertUnwindSafe(code)).unwrap_or_else(|payload| Err(Error::from_panic(payload)))
 }
 
 impl Shared {

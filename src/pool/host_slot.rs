@@ -303,7 +303,7 @@ impl FilledSlot {
         manifest.faults.append(&mut faults);
         if used > heap.len() {
             let text = format!(
-                "the ragged rows of batch {} need {used} bytes, max_batch allows {}: raise it or lower batch_size",
+                "the ragged rows of batch {} need {used} bytes, max_batch_bytes allows {}: raise it or lower batch_size",
                 manifest.ticket.number,
                 heap.len()
             );

@@ -187,6 +187,10 @@ impl Stream {
         self.0.timeline.id
     }
 
+    pub(crate) fn is_running_here(&self) -> bool {
+        self.0.timeline.thread.get() == Some(&std::thread::current().id())
+    }
+
     pub(crate) fn device(&self) -> super::Device {
         super::Device(self.0.device.clone())
     }
@@ -355,12 +359,7 @@ impl Runner {
                     Ok(result) => return result.err(),
                     Err(payload) => payload,
                 };
-                let error = Error::from_panic(&*payload);
-                // A payload whose own drop panics must not take the thread with it.
-                if let Err(again) = catch_unwind(AssertUnwindSafe(|| drop(payload))) {
-                    Box::leak(again);
-                }
-                return Some(error);
+                return Some(Error::from_panic(payload));
             }
             Op::Record { event, generation } => event.pass(generation),
             Op::Wait { timeline, place } => {
