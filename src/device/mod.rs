@@ -69,6 +69,14 @@ impl Device {
         }
     }
 
+    /// Makes an event that only orders: [`Event::elapsed_since`] knows nothing of it. For the pipeline's own, several a
+    /// batch, which would read the clock each.
+    pub(crate) fn new_untimed_event(&self) -> Result<Event> {
+        match &self.0 {
+            DeviceFlavor::Cpu(device) => Ok(Event(EventFlavor::Cpu(device.new_untimed_event()?))),
+        }
+    }
+
     /// What the device has done so far.
     pub fn counters(&self) -> Counters {
         match &self.0 {

@@ -21,7 +21,7 @@ pub(crate) struct Start {
 }
 
 /// The consumer's wishes, under one lock.
-#[derive(Debug, Clone, Copy)]
+#[derive(Debug, Clone, Copy, Default)]
 pub(crate) struct Wishes {
     pub(crate) generation: u64,
     pub(crate) start: Start,
@@ -31,6 +31,14 @@ pub(crate) struct Wishes {
     pub(crate) low: u64,
     /// Grows with every change.
     ticks: u64,
+}
+
+/// What a thread last saw of the wishes.
+#[derive(Debug, Clone, Copy, Default)]
+pub(crate) struct Seen {
+    /// 0 before the first look.
+    version: u64,
+    wishes: Wishes,
 }
 
 /// Shared by the consumer, the feeder, the copier and the workers.
@@ -93,6 +101,16 @@ impl Control {
         *lock(&self.wishes)
     }
 
+    /// The wishes, without the lock where `seen` is up to date. Not for [`Wishes::low`], which has no version.
+    pub(crate) fn refresh(&self, seen: &mut Seen) -> Wishes {
+        let version = self.version();
+        if seen.version != version {
+            // Read after the version: the wishes are as new as it, or newer.
+            *seen = Seen { version, wishes: self.wishes() };
+        }
+        seen.wishes
+    }
+
     /// Waits until the wishes are no longer what was `seen`.
     pub(crate) fn wait(&self, seen: &Wishes) {
         let mut wishes = lock(&self.wishes);
@@ -110,6 +128,11 @@ impl Control {
         ticket.epoch < self.floor.load(Ordering::Relaxed)
             || ticket.generation != self.generation.load(Ordering::Relaxed)
             || self.closed.load(Ordering::Relaxed)
+    }
+
+    /// The generation that the consumer is in; for the consumer itself.
+    pub(crate) fn generation(&self) -> u64 {
+        self.generation.load(Ordering::Relaxed)
     }
 
     /// Changes with every wish: what was concluded under another version is void.

@@ -7,6 +7,7 @@ use std::time::{Duration, Instant};
 use crossbeam_channel::{Receiver, Sender};
 
 use super::Shared;
+use super::control::Seen;
 use crate::device::Stream;
 use crate::error::{Error, Stage};
 use crate::pool::{Claim, DeviceSlot, EventPool, FilledSlot, FreeSlot, Item, Ticket, upload};
@@ -45,6 +46,7 @@ pub(crate) struct Order {
     /// Items of this epoch that were delivered; in order, the next number.
     done: u64,
     pending: Vec<Item>,
+    seen: Seen,
     /// A device slot at hand.
     token: Option<DeviceSlot>,
     starved_since: Option<Instant>,
@@ -198,8 +200,8 @@ impl Copier {
 
     /// Follows the consumer's wishes, and gives back what will not be delivered.
     fn drop_stale(&mut self) {
-        let wishes = self.shared.control.wishes();
         let state = &mut self.state;
+        let wishes = self.shared.control.refresh(&mut state.seen);
         if wishes.generation != state.generation {
             (state.generation, state.epoch, state.done) = (wishes.generation, wishes.start.epoch, 0);
         }

@@ -92,8 +92,7 @@ impl<'l> Epoch<'l> {
     }
 
     fn is_stale(&self, ticket: &Ticket) -> bool {
-        let wishes = self.loader.shared.control.wishes();
-        ticket.generation != wishes.generation || ticket.epoch < self.number
+        ticket.generation != self.loader.shared.control.generation() || ticket.epoch < self.number
     }
 
     /// The next batch, `None` at the end of the epoch.

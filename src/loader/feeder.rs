@@ -8,7 +8,7 @@ use std::time::{Duration, Instant};
 use crossbeam_channel::{Receiver, Sender, select};
 
 use super::Shared;
-use super::control::{Start, Wishes};
+use super::control::{Seen, Start, Wishes};
 use super::plan::Plan;
 use super::work::{Group, guard};
 use crate::error::{Error, Place, Stage};
@@ -32,6 +32,7 @@ pub(crate) struct Feeder {
     shared: Arc<Shared>,
     free: Receiver<FreeSlot>,
     outlet: Sender<Item>,
+    seen: Seen,
     generation: u64,
     seq: u64,
     epoch: u64,
@@ -61,6 +62,7 @@ impl Feeder {
             shared,
             free,
             outlet,
+            seen: Seen::default(),
             generation: wishes.generation,
             seq: 0,
             epoch: wishes.start.epoch,
@@ -75,7 +77,7 @@ impl Feeder {
         let shared = self.shared.clone();
         while !shared.control.is_closed() {
             // User code may run in here: no lock is held.
-            let wishes = shared.control.wishes();
+            let wishes = self.wishes();
             match self.look(&wishes) {
                 Look::Wait => shared.control.wait(&wishes),
                 Look::End => self.end_epoch(),
@@ -90,9 +92,17 @@ impl Feeder {
         }
     }
 
+    fn wishes(&mut self) -> Wishes {
+        if self.shared.in_order {
+            self.shared.control.refresh(&mut self.seen)
+        } else {
+            self.shared.control.wishes()
+        }
+    }
+
     /// One step in the caller's thread, which fills the batch itself.
     pub(crate) fn step(&mut self) -> Step {
-        let wishes = self.shared.control.wishes();
+        let wishes = self.wishes();
         match self.look(&wishes) {
             Look::Wait => Step::Idle,
             Look::End => {
@@ -281,7 +291,7 @@ impl Feeder {
                 }
                 claims.for_each(|claim| shared.spawn(claim, 0));
             }
-            let wishes = shared.control.wishes();
+            let wishes = self.wishes();
             if done + 1 < size && matches!(self.look(&wishes), Look::Feed) {
                 next = self.waiting.take().or_else(|| self.free.try_recv().ok());
                 next = match next.map(|mut slot| (slot.wait(Duration::ZERO), slot)) {

@@ -43,7 +43,7 @@ impl DeviceSlot {
     pub(crate) fn new(number: usize, device: &Device, spec: &BatchSpec, budget: Reservation) -> Result<Self> {
         let users = Users {
             streams: Vec::with_capacity(2),
-            consumed: vec![device.new_event()?, device.new_event()?],
+            consumed: vec![device.new_untimed_event()?, device.new_untimed_event()?],
         };
         Ok(Self(Some(Box::new(Memory {
             number,
@@ -124,7 +124,7 @@ impl DeviceSlot {
             return Err(Error::new(ErrorKind::InvalidArgument, text));
         }
         if users.consumed.len() == users.streams.len() {
-            let event = memory.device.new_event()?;
+            let event = memory.device.new_untimed_event()?;
             users.consumed.push(event);
         }
         if let Some(copied) = &memory.copied {
@@ -198,7 +198,7 @@ pub(crate) struct EventPool(Vec<Arc<Event>>);
 
 impl EventPool {
     pub(crate) fn new(device: &Device, count: usize) -> Result<Self> {
-        (0..count).map(|_| Ok(Arc::new(device.new_event()?))).collect::<Result<_>>().map(Self)
+        (0..count).map(|_| Ok(Arc::new(device.new_untimed_event()?))).collect::<Result<_>>().map(Self)
     }
 
     /// An event that no slot, batch or gate refers to.

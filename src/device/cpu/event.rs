@@ -16,6 +16,8 @@ pub(crate) struct Event(Arc<Recorded>);
 /// What the handles of an event and the records under way share.
 pub(super) struct Recorded {
     device: Arc<Shared>,
+    /// Notes when its records pass.
+    timed: bool,
     state: Mutex<State>,
 }
 
@@ -31,6 +33,9 @@ struct State {
 impl Recorded {
     /// Notes on the stream's thread that record `generation` has been reached.
     pub(super) fn pass(&self, generation: u64) {
+        if !self.timed {
+            return;
+        }
         let now = Instant::now();
         let mut state = lock(&self.state);
         if state.passed.is_none_or(|(before, _)| before < generation) {
@@ -46,11 +51,11 @@ impl Drop for Recorded {
 }
 
 impl Event {
-    pub(super) fn new(device: &Arc<Shared>) -> Result<Self> {
+    pub(super) fn new(device: &Arc<Shared>, timed: bool) -> Result<Self> {
         device.check()?;
         add(&device.tally.events, 1);
         add(&device.tally.live_events, 1);
-        Ok(Self(Arc::new(Recorded { device: device.clone(), state: Mutex::default() })))
+        Ok(Self(Arc::new(Recorded { device: device.clone(), timed, state: Mutex::default() })))
     }
 
     pub(super) fn device(&self) -> &Arc<Shared> {
@@ -68,7 +73,7 @@ impl Event {
         let mut state = lock(&self.0.state);
         state.generation += 1;
         let (place, passed) = push(&self.0, state.generation);
-        if passed {
+        if passed && self.0.timed {
             state.passed = Some((state.generation, Instant::now()));
         }
         match &mut state.latest {

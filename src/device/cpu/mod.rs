@@ -176,7 +176,11 @@ impl Device {
     }
 
     pub(crate) fn new_event(&self) -> Result<Event> {
-        Event::new(&self.0)
+        Event::new(&self.0, true)
+    }
+
+    pub(crate) fn new_untimed_event(&self) -> Result<Event> {
+        Event::new(&self.0, false)
     }
 
     pub(crate) fn tally(&self) -> &Tally {
