@@ -47,8 +47,6 @@ pub(crate) struct Order {
     done: u64,
     pending: Vec<Item>,
     seen: Seen,
-    /// A device slot at hand.
-    token: Option<DeviceSlot>,
     starved_since: Option<Instant>,
 }
 
@@ -132,7 +130,7 @@ impl Copier {
             self.drop_stale();
             let Some(k) = self.next() else { return self.starved(false) };
             if matches!(self.state.pending[k], Item::Batch(_)) {
-                let Some(slot) = self.state.token.take().or_else(|| self.free_device.try_recv().ok()) else {
+                let Ok(slot) = self.free_device.try_recv() else {
                     return self.starved(true);
                 };
                 self.starved(false);
