@@ -161,6 +161,12 @@ impl Stats {
         self.stalled.iter().sum()
     }
 
+    /// Whether the workers did next to nothing of what they could have done.
+    fn workers_rest(&self) -> bool {
+        let could = self.wall.mul_f64(self.workers.max(1) as f64);
+        self.busy(Stage::Read) + self.busy(Stage::Decode) < could.mul_f64(0.3)
+    }
+
     /// What has been added since `earlier`, a snapshot of the same loader: for a report an epoch.
     #[must_use]
     pub fn since(&self, earlier: &Self) -> Self {
@@ -202,6 +208,10 @@ impl Stats {
     /// What to change so that the run gets faster.
     pub fn advice(&self) -> &'static str {
         match self.limiting() {
+            Stage::Read | Stage::Decode if self.workers_rest() => {
+                "the workers mostly rest, but batches are begun or finished late: raise host_slots, or, where single \
+                 samples are slow, deliver AsReady"
+            }
             Stage::Sample => {
                 "the sampler or the sequence is slow: make it cheaper, or prefetch inside the iterator"
             }
@@ -274,6 +284,11 @@ mod tests {
         let stats = m.snapshot(2, Duration::ZERO);
         assert_eq!(stats.limiting(), Stage::DeviceSlot);
         assert!(stats.to_string().contains("device_slots"), "{stats}");
+        m.stall(Stage::Decode, Duration::from_secs(1));
+        assert!(m.snapshot(2, Duration::ZERO).advice().contains("host_slots"), "nobody decoded");
+        m.spend(Stage::Decode, Duration::from_secs(100));
+        assert!(m.snapshot(2, Duration::ZERO).advice().contains("more workers"));
+        let stats = m.snapshot(2, Duration::ZERO);
         m.stall(Stage::Consumer, Duration::from_secs(9));
         let later = m.snapshot(2, Duration::ZERO).since(&stats);
         assert_eq!((later.stalled(Stage::DeviceSlot), later.limiting()), (Duration::ZERO, Stage::Consumer));
