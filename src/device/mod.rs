@@ -6,6 +6,8 @@
 
 mod counters;
 mod cpu;
+#[cfg(feature = "cuda")]
+mod cuda;
 pub(crate) mod reaper;
 #[cfg(test)]
 mod tests;

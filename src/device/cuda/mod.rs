@@ -1,0 +1,1 @@
+//! The CUDA device, on cudarc: the only place that touches the driver's memory, streams and events.
