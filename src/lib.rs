@@ -54,6 +54,8 @@
 //!
 //! | feature | default | brings |
 //! |---|---|---|
+//! | `cuda` | yes | NVIDIA GPUs, through cudarc; without a driver the CPU device takes their place |
+//! | `cuda-12000` | yes | cudarc's bindings for CUDA 12.0 (drivers from R525 on); another crate may choose others |
 //! | `cli` | yes | the `warpfeed` command-line tool |
 
 mod checkpoint;
@@ -73,6 +75,8 @@ mod sync;
 
 pub use checkpoint::State;
 pub use device::{Counters, CpuOptions, Device, Event, Stream};
+#[cfg(feature = "cuda")]
+pub use device::{CudaOptions, CudaView};
 pub use error::{Error, ErrorKind, Place, Result, Stage};
 pub use loader::{
     AllHeld, Batch, Builder, Dims, Epoch, HostBatch, Loader, OnError, Order, Outcome, RaggedView, Report,

@@ -46,6 +46,14 @@ pub(crate) fn leaked() -> (usize, usize) {
     current().leaked()
 }
 
+/// Whether the caller is the reaper's thread, which alone may block.
+#[cfg_attr(not(feature = "cuda"), expect(dead_code, reason = "the CPU device frees without waiting"))]
+pub(crate) fn is_here() -> bool {
+    HERE.get()
+}
+
+thread_local! { static HERE: std::cell::Cell<bool> = const { std::cell::Cell::new(false) } }
+
 /// This process's reaper. A forked child gets its own: the parent's lock may be held by a thread that is not
 /// there, and what waits in it is the parent's.
 fn current() -> &'static Reaper {
@@ -172,6 +180,7 @@ impl Reaper {
 
     /// What the thread runs: watches all there is, under no lock, until there is nothing.
     fn run(&self) {
+        HERE.set(true);
         let mut watched: Vec<Entry> = Vec::new();
         let mut pause = SHORTEST_PAUSE;
         loop {

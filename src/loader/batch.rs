@@ -11,9 +11,10 @@ use crossbeam_channel::Sender;
 
 use super::control::Waker;
 use super::host_batch::{HostBatch, Outcome, Pinned, fixed, ragged};
+use super::read_back::{ReadBack, Staged};
 use super::view::{Dims, RaggedView, View};
 use crate::checkpoint::State;
-use crate::device::Stream;
+use crate::device::{Device, Stream};
 use crate::error::{Error, ErrorKind, Result};
 use crate::pool::{DeviceSlot, Manifest};
 use crate::spec::{BatchSpec, Element, FieldKind};
@@ -25,8 +26,13 @@ pub(crate) struct Life {
     pub(crate) process: Process,
     /// Batches that are alive.
     pub(crate) held: AtomicUsize,
-    /// Slots that will never come back.
+    /// Device slots that will never come back.
     pub(crate) lost: AtomicUsize,
+    /// Host slots that will never come back.
+    pub(crate) lost_on_host: AtomicUsize,
+    /// Slots of batches that were dropped while a stream was being captured, and where they belong.
+    parked: Mutex<Vec<(DeviceSlot, Sender<DeviceSlot>)>>,
+    pub(crate) read_back: Arc<ReadBack>,
     /// An error that a drop or `worker_init` met, for the next call.
     pub(crate) error: Arc<Mutex<Option<Error>>>,
     /// Whether a filled batch waits for a device slot, under the control's version.
@@ -35,11 +41,14 @@ pub(crate) struct Life {
 }
 
 impl Life {
-    pub(crate) fn new(copier: Arc<Waker>, error: Arc<Mutex<Option<Error>>>) -> Self {
+    pub(crate) fn new(copier: Arc<Waker>, error: Arc<Mutex<Option<Error>>>, device: &Device) -> Self {
         Self {
             process: Process::current(),
             held: AtomicUsize::new(0),
             lost: AtomicUsize::new(0),
+            lost_on_host: AtomicUsize::new(0),
+            parked: Mutex::default(),
+            read_back: Arc::new(ReadBack::new(device)),
             error,
             hunger: Hunger::new(),
             copier,
@@ -52,6 +61,30 @@ impl Life {
         // error, and its memory is freed behind its gate.
         drop(home.send(slot));
         self.feed_copier(home);
+    }
+
+    /// A batch is done with: its slot goes back, or is parked or lost.
+    fn retire(&self, mut slot: DeviceSlot, home: Sender<DeviceSlot>) {
+        if let Err(error) = slot.release() {
+            let parked = error.kind() == ErrorKind::Capturing;
+            lock(&self.error).get_or_insert(error);
+            if parked {
+                lock(&self.parked).push((slot, home));
+                return;
+            }
+        }
+        self.held.fetch_sub(1, Ordering::AcqRel);
+        if slot.is_lost() {
+            self.lost.fetch_add(1, Ordering::AcqRel);
+        } else {
+            self.give_back(slot, &home);
+        }
+    }
+
+    /// Gives back what was parked, where the capture has ended by now.
+    pub(crate) fn unpark(&self) {
+        let parked = std::mem::take(&mut *lock(&self.parked));
+        parked.into_iter().for_each(|(slot, home)| self.retire(slot, home));
     }
 
     /// Wakes the copier if it starves and there is something for it.
@@ -222,7 +255,11 @@ impl Batch {
     /// # Errors
     /// As [`Batch::view`]; [`ErrorKind::Corrupt`] where a byte of a bool field is neither 0 nor 1.
     pub fn host<T: Element>(&self, field: &str) -> Result<Cow<'_, [T]>> {
-        self.host_batch()?.get(field).map(Cow::Borrowed)
+        if self.is_on_host() {
+            return self.host_batch()?.get(field).map(Cow::Borrowed);
+        }
+        let (offset, shape) = fixed::<T>(&self.spec, field)?;
+        self.read_back(field, offset, self.len() * shape.iter().product::<usize>())
     }
 
     /// One row of a ragged field on the host: waits until the batch is there.
@@ -230,7 +267,33 @@ impl Batch {
     /// # Errors
     /// As [`Batch::host`], for a field that is not ragged, and for a row that there is not.
     pub fn host_ragged<T: Element>(&self, field: &str, row: usize) -> Result<Cow<'_, [T]>> {
-        self.host_batch()?.ragged(field, row).map(Cow::Borrowed)
+        if self.is_on_host() {
+            return self.host_batch()?.ragged(field, row).map(Cow::Borrowed);
+        }
+        let column = ragged::<T>(&self.spec, field)?;
+        let Some((offset, len)) = self.span(row, column.ordinal) else {
+            return Err(Error::new(
+                ErrorKind::InvalidArgument,
+                format!("row {row} of a batch of {}", self.len()),
+            ));
+        };
+        self.read_back(field, self.spec.heap().start + offset, len)
+    }
+
+    /// Whether the host can read the device's memory.
+    fn is_on_host(&self) -> bool {
+        self.life.read_back.device().is_cpu()
+    }
+
+    fn read_back<T: Element>(&self, field: &str, offset: usize, n: usize) -> Result<Cow<'_, [T]>> {
+        self.life.check_process()?;
+        let copied = self.slot.copied().map(Arc::as_ref);
+        // SAFETY: while `self` lives nobody writes the buffer: the next copy comes after `release`.
+        let elements = unsafe { self.life.read_back.elements(self.slot.buffer(), copied, offset, n) };
+        elements.map(Cow::Owned).map_err(|e| match e.kind() {
+            ErrorKind::Corrupt => Error::new(e.kind(), format!("field {field:?} has {}", e.message())),
+            _ => e,
+        })
     }
 
     fn host_batch(&self) -> Result<HostBatch<'_>> {
@@ -244,9 +307,11 @@ impl Batch {
     }
 
     /// Runs `work` on `stream`, behind the batch and what is enqueued there already, with the batch's memory for it
-    /// to read. Marks the batch as used on `stream`. The host goes on at once; the batch may be dropped meanwhile. CPU
-    /// device only: on another device kernels take the place of `work`. An error that `work` returns surfaces at the
-    /// stream's next call, as a panic does.
+    /// to read. Marks the batch as used on `stream`. The host goes on at once; the batch may be dropped meanwhile. An
+    /// error that `work` returns surfaces at the stream's next call, as a panic does.
+    ///
+    /// On CUDA the batch is copied back first, into page-locked memory that is allocated when it is first needed and
+    /// used again; kernels are the fast way there. See [`Stream::enqueue`] for what `work` may do.
     ///
     /// # Errors
     /// [`ErrorKind::InvalidArgument`] for a stream of another device; what earlier work on `stream` met.
@@ -256,8 +321,19 @@ impl Batch {
         work: impl FnOnce(HostBatch<'_>) -> R + Send + 'static,
     ) -> Result<()> {
         self.record_stream(stream)?;
+        if !self.is_on_host() && stream.is_capturing()? {
+            let text = "work on the host can't be a part of a graph";
+            return Err(Error::new(ErrorKind::Capturing, text));
+        }
+        let staged = if self.is_on_host() {
+            None
+        } else {
+            // SAFETY: the stream is ordered behind the batch; the slot is written again behind its gate only, which holds
+            // an event recorded on this stream after the copy.
+            Some(unsafe { self.life.read_back.enqueue(stream, self.slot.buffer(), self.manifest().bytes) }?)
+        };
         let memory = Pinned {
-            arena: self.slot.buffer().as_ptr(),
+            arena: staged.as_ref().map_or(self.slot.buffer().as_ptr(), Staged::as_ptr).cast_const(),
             len: self.len(),
             epoch: self.epoch(),
             number: self.number(),
@@ -265,8 +341,10 @@ impl Batch {
         };
         stream.enqueue_fallible(move || {
             let memory = memory;
+            let _arrived = staged.map(Staged::arrive);
             // SAFETY: the stream waits for the copy before this (`record_stream`). The slot is written or freed behind its
-            // gate only, which holds an event recorded on this stream after this work; or it is leaked.
+            // gate only, which holds an event recorded on this stream after this work; or it is leaked. A copy on the host
+            // is this work's alone until `_arrived` gives it back.
             work(unsafe { memory.host() }).result()
         })
     }
@@ -278,7 +356,26 @@ impl Batch {
     /// [`ErrorKind::InvalidArgument`] for a stream of another device; what earlier work on `stream` met.
     pub fn record_stream(&self, stream: &Stream) -> Result<()> {
         self.life.check_process()?;
+        if !self.slot.is_used_on(stream) && stream.is_capturing()? {
+            let text = "the stream is being captured, and the batch is not ordered on it yet: call `record_stream` before \
+                        the capture begins";
+            return Err(Error::new(ErrorKind::Capturing, text));
+        }
         self.slot.use_on(stream)
+    }
+
+    /// The field for cudarc, `[len, shape…]` elements in a row, to read on `stream`: shorthand for
+    /// [`View::cuda`](super::View::cuda).
+    ///
+    /// # Errors
+    /// As [`Batch::view`] and [`Batch::record_stream`].
+    #[cfg(feature = "cuda")]
+    pub fn cuda_view<T: Element>(
+        &self,
+        field: &str,
+        stream: &Stream,
+    ) -> Result<crate::device::CudaView<'_, T>> {
+        self.view(field)?.cuda(stream)
     }
 
     /// Waits on the host until the batch is on the device.
@@ -286,7 +383,8 @@ impl Batch {
     /// # Errors
     /// Those of the device.
     pub fn synchronize(&self) -> Result<()> {
-        self.host_batch().map(drop)
+        self.life.check_process()?;
+        self.slot.copied().map_or(Ok(()), |copied| copied.synchronize())
     }
 }
 
@@ -308,16 +406,7 @@ impl Drop for Batch {
             return;
         }
         // SAFETY: taken once, here, where nothing uses `self` any more.
-        let mut slot = unsafe { ManuallyDrop::take(&mut self.slot) };
-        if let Err(error) = slot.release() {
-            lock(&self.life.error).get_or_insert(error);
-        }
-        self.life.held.fetch_sub(1, Ordering::AcqRel);
-        if slot.is_lost() {
-            self.life.lost.fetch_add(1, Ordering::AcqRel);
-            drop(slot);
-        } else {
-            self.life.give_back(slot, &self.home);
-        }
+        let slot = unsafe { ManuallyDrop::take(&mut self.slot) };
+        self.life.retire(slot, self.home.clone());
     }
 }

@@ -10,6 +10,7 @@ use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
 
 use crossbeam_channel::bounded;
+use memmap2::MmapMut;
 
 use super::batch::Life;
 use super::config::{AllHeld, Config, Order};
@@ -34,6 +35,7 @@ use crate::source::Source;
 use crate::spec::{BatchSpec, Field};
 use crate::sync::lock;
 
+type HostMemory = Box<dyn FnMut(usize) -> anyhow::Result<MmapMut>>;
 type WorkerInit = Arc<dyn Fn(usize) + Send + Sync>;
 
 /// The configuration of a [`Loader`]: plain data, checked as a whole by [`Builder::build`].
@@ -44,21 +46,30 @@ pub struct Builder<S: Source, D = Raw> {
     sampler: Option<Box<dyn Sampler>>,
     runtime: Option<Runtime>,
     worker_init: Option<WorkerInit>,
+    host_memory: Option<HostMemory>,
     config: Config,
 }
 
 impl<S: Source> Builder<S> {
     pub(super) fn new(source: S) -> Self {
         let config = Config::default();
-        Self { source, decode: Raw, sampler: None, runtime: None, worker_init: None, config }
+        Self {
+            source,
+            decode: Raw,
+            sampler: None,
+            runtime: None,
+            worker_init: None,
+            host_memory: None,
+            config,
+        }
     }
 }
 
 impl<S: Source, D> Builder<S, D> {
     /// Decodes with `decode`.
     pub fn decode<E: Decode<S>>(self, decode: E) -> Builder<S, E> {
-        let Self { source, sampler, runtime, worker_init, config, .. } = self;
-        Builder { source, decode, sampler, runtime, worker_init, config }
+        let Self { source, sampler, runtime, worker_init, host_memory, config, .. } = self;
+        Builder { source, decode, sampler, runtime, worker_init, host_memory, config }
     }
 
     /// Decodes with a closure, which writes each of `fields` of one sample into its row.
@@ -105,6 +116,14 @@ impl<S: Source, D> Builder<S, D> {
     /// Page-locked batches on the host: being filled, filled, or being copied. Default 3.
     pub fn host_slots(mut self, slots: usize) -> Self {
         self.config.host_slots = slots;
+        self
+    }
+
+    /// Takes the memory of each host slot from `memory`, which is called with the bytes that it needs at least: huge
+    /// pages, a shared mapping, memory bound to a node. It is zeroed and page-locked, on CUDA by registering it with the
+    /// driver. Default: the device's own page-locked memory.
+    pub fn host_memory(mut self, memory: impl FnMut(usize) -> anyhow::Result<MmapMut> + 'static) -> Self {
+        self.host_memory = Some(Box::new(memory));
         self
     }
 
@@ -230,7 +249,7 @@ impl<S: Source, D: Decode<S>> Builder<S, D> {
     /// device and the system refuse.
     pub fn build(self, device: &Device) -> Result<Loader> {
         let text = format!("{self:?}");
-        let Self { source, decode, sampler, runtime, worker_init, config: c } = self;
+        let Self { source, decode, sampler, runtime, worker_init, mut host_memory, config: c } = self;
         let length = source.len();
         let feeder_may_fill = worker_init.is_none();
         let errors = Arc::new(Mutex::new(None));
@@ -273,7 +292,7 @@ impl<S: Source, D: Decode<S>> Builder<S, D> {
         let (outlet, items) = bounded(host_slots + 4);
         let waker = Arc::new(Waker::new(outlet.clone()));
         let control = Control::new(start, waker.clone());
-        let life = Arc::new(Life::new(waker, errors));
+        let life = Arc::new(Life::new(waker, errors, device));
         let shared = Arc::new(Shared {
             control,
             metrics: Metrics::new(),
@@ -310,18 +329,30 @@ impl<S: Source, D: Decode<S>> Builder<S, D> {
         let (ready_tx, ready) = bounded(device_slots + 4);
         let mut pinned = true;
         for (number, budget) in host.into_iter().enumerate() {
-            let slot = FreeSlot::new(number, device, &spec, budget)?;
+            let memory = host_memory.as_mut().map(|memory| memory(spec.bytes())).transpose();
+            let memory = memory.map_err(|e| {
+                let text = format!("host_memory gave no memory for host slot {number}: {e}");
+                Error::new(ErrorKind::InvalidConfig, text).caused_by(e)
+            })?;
+            let slot = FreeSlot::new(number, device, &spec, memory, budget)?;
             pinned &= slot.is_locked();
             drop(free_host_tx.send(slot));
         }
         for (number, budget) in on_device.into_iter().enumerate() {
-            drop(free_device.send(DeviceSlot::new(number, device, &spec, budget)?));
+            let slot = DeviceSlot::new(number, device, &spec, budget)?;
+            if number == 0
+                && let Ok(host) = free_host.try_recv()
+            {
+                slot.measure_link(&host)?;
+                drop(free_host_tx.send(host));
+            }
+            drop(free_device.send(slot));
         }
         tracing::debug!(host_slots, device_slots, host_bytes, pinned, "loader built");
         let feeder = Feeder::new(shared.clone(), free_host, outlet);
         let copier = Copier {
             shared: shared.clone(),
-            stream: device.new_stream()?,
+            stream: device.new_copy_stream()?,
             events: EventPool::new(device, host_slots + device_slots + 1)?,
             items,
             free_device: free_device_rx,
@@ -340,6 +371,7 @@ impl<S: Source, D: Decode<S>> Builder<S, D> {
             fingerprint,
             timeout: c.timeout,
             on_all_held: c.on_all_held,
+            host_slots,
             device_slots,
             pinned,
             busy: AtomicBool::new(false),
@@ -352,8 +384,8 @@ impl<S: Source, D: Decode<S>> Builder<S, D> {
         if workers == 0 {
             loader.inline = Some(Mutex::new(Inline { feeder, copier, claims: None }));
         } else {
-            let copier = thread("warpfeed-copier", move || copier.run())?;
-            let feeder = thread("warpfeed-feeder", move || feeder.run());
+            let copier = thread("warpfeed-copier", device, move || copier.run())?;
+            let feeder = thread("warpfeed-feeder", device, move || feeder.run());
             let feeder = feeder.inspect_err(|_| loader.shared.control.close())?;
             loader.threads = Mutex::new(vec![copier, feeder]);
         }
@@ -427,7 +459,16 @@ fn slots(
 /// A page of memory, in bytes.
 const PAGE: usize = 4096;
 
-fn thread(name: &str, code: impl FnOnce() + Send + 'static) -> Result<JoinHandle<()>> {
+/// A thread of ours, which makes calls on `device`.
+fn thread(name: &str, device: &Device, code: impl FnOnce() + Send + 'static) -> Result<JoinHandle<()>> {
+    let device = device.clone();
+    let code = move || {
+        if let Err(error) = device.bind_thread() {
+            // Its calls meet the same error, and say so where somebody can do something about it.
+            tracing::debug!("{error}");
+        }
+        code();
+    };
     std::thread::Builder::new()
         .name(name.to_string())
         .spawn(code)

@@ -160,13 +160,33 @@ impl Copier {
             filled.compact();
         }
         let ticket = filled.manifest().ticket;
+        if filled.copy_blocks() && !self.wait_for_gate(&slot) {
+            return;
+        }
         match upload(filled, slot, &self.stream, &mut self.events) {
             Ok((host, device)) => {
                 self.recycle(host);
                 self.deliver(Delivery::Batch(device));
             }
-            Err(error) => self.deliver(Delivery::Failed(ticket, error)),
+            Err(error) => {
+                self.shared.life.lost.fetch_add(1, Ordering::AcqRel);
+                self.shared.life.lost_on_host.fetch_add(1, Ordering::AcqRel);
+                self.deliver(Delivery::Failed(ticket, error));
+            }
         }
+    }
+
+    /// A copy of pageable memory waits in the driver for all that lies before it on the stream, where nothing could end
+    /// the wait: so the gate is waited for here. `false`: the loader has ended.
+    fn wait_for_gate(&self, slot: &DeviceSlot) -> bool {
+        // An error is met again, and told, by the upload.
+        while matches!(slot.gate_has_passed(), Ok(false)) {
+            if self.shared.control.is_closed() {
+                return false;
+            }
+            std::thread::sleep(Duration::from_micros(100));
+        }
+        true
     }
 
     /// The channels have room for all slots and markers, so that a send never waits; a closed one means that the

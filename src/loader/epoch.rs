@@ -101,6 +101,7 @@ impl<'l> Epoch<'l> {
             let text = "the epoch's stream is being captured: take the batch before the capture begins";
             return Err(Error::new(ErrorKind::Capturing, text));
         }
+        self.loader.shared.life.unpark();
         loop {
             match self.receive()? {
                 Delivery::Batch(slot) if self.is_stale(&slot.manifest().ticket) => self.give_back(slot),
@@ -278,6 +279,7 @@ impl<'l> Epoch<'l> {
     /// Whether waiting can go on.
     fn check_patience(&self, start: Instant) -> Result<()> {
         let loader = self.loader;
+        self.check_slots()?;
         let (held, slots) = self.held();
         let starved = loader.shared.life.hunger.is_starving(loader.shared.control.version());
         if held >= slots && starved && loader.ready.is_empty() {
@@ -295,6 +297,21 @@ impl<'l> Epoch<'l> {
             }
         }
         self.check_timeout(start, None)
+    }
+
+    /// Slots are lost when the device fails; without any nothing would ever be delivered.
+    fn check_slots(&self) -> Result<()> {
+        let (loader, life) = (self.loader, &self.loader.shared.life);
+        let lost = (life.lost_on_host.load(Ordering::Acquire), life.lost.load(Ordering::Acquire));
+        if lost.0 < loader.host_slots && lost.1 < loader.device_slots {
+            return Ok(());
+        }
+        let text = format!(
+            "{} of {} host slots and {} of {} device slots are lost, since the device failed: no batch can be delivered \
+             any more",
+            lost.0, loader.host_slots, lost.1, loader.device_slots
+        );
+        Err(Error::new(ErrorKind::Device, text))
     }
 
     /// `last` is the sample that was just decoded in the caller's thread.

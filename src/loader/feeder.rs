@@ -120,7 +120,10 @@ impl Feeder {
                         self.waiting = Some(slot);
                         Step::NoSlot(start.elapsed())
                     }
-                    Err(error) => self.fail(error),
+                    Err(error) => {
+                        self.lose(slot);
+                        self.fail(error)
+                    }
                 }
             }
         }
@@ -234,10 +237,17 @@ impl Feeder {
                 None
             }
             Err(error) => {
+                self.lose(slot);
                 self.fail(error);
                 None
             }
         }
+    }
+
+    /// A slot whose copy can't be seen to end: its memory is leaked.
+    fn lose(&self, slot: FreeSlot) {
+        drop(slot);
+        self.shared.life.lost_on_host.fetch_add(1, Ordering::AcqRel);
     }
 
     /// Where batches are cheap, waits until half of the host slots are free, so that they are filled together: waking a

@@ -16,6 +16,7 @@ mod feeder;
 mod host_batch;
 mod plan;
 mod progress;
+mod read_back;
 mod runtime;
 mod view;
 mod work;
@@ -191,6 +192,7 @@ struct Core {
     fingerprint: u64,
     timeout: Option<Duration>,
     on_all_held: AllHeld,
+    host_slots: usize,
     device_slots: usize,
     pinned: bool,
     busy: AtomicBool,
@@ -309,6 +311,7 @@ impl Loader {
             let place = Place { stage: Some(Stage::Sample), ..Place::default() };
             return Err(Error::new(ErrorKind::Timeout, text).at(place));
         }
+        self.0.shared.life.unpark();
         if let Some(error) = self.0.shared.life.take_error() {
             return Err(error);
         }

@@ -5,6 +5,10 @@ use std::marker::PhantomData;
 use std::ops::Deref;
 
 use super::batch::Batch;
+#[cfg(feature = "cuda")]
+use crate::device::{CudaView, Stream};
+#[cfg(feature = "cuda")]
+use crate::error::Result;
 use crate::spec::{DType, Element, MAX_DIMS};
 
 /// The sizes of a view's dimensions.
@@ -82,6 +86,24 @@ impl<T: Element> View<'_, T> {
     /// before the batch is dropped, and nothing may be written through it.
     pub unsafe fn device_ptr(&self) -> *const T {
         self.batch.device_address().wrapping_add(self.offset).cast::<T>()
+    }
+}
+
+#[cfg(feature = "cuda")]
+impl<'b, T: Element> View<'b, T> {
+    /// The elements as a slice of cudarc's, to read on `stream`, which is ordered behind the batch and keeps its slot as
+    /// by [`Batch::record_stream`]. CUDA only.
+    ///
+    /// # Errors
+    /// [`ErrorKind::InvalidArgument`](crate::ErrorKind::InvalidArgument) for a stream of another device, and on the CPU
+    /// device; [`ErrorKind::Capturing`](crate::ErrorKind::Capturing) where the stream is being captured and was not used
+    /// for this batch before.
+    pub fn cuda(&self, stream: &Stream) -> Result<CudaView<'b, T>> {
+        self.batch.record_stream(stream)?;
+        let start = self.batch.device_address().wrapping_add(self.offset);
+        // SAFETY: the field lies in the batch's slot, aligned for every element. The borrow keeps the batch, and the batch
+        // the slot, which is written behind what was enqueued on `stream` only.
+        unsafe { CudaView::of(stream, start, self.elements()) }
     }
 }
 

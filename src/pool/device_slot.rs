@@ -66,6 +66,14 @@ impl DeviceSlot {
         self.0.as_mut().unwrap_or_else(|| unreachable!("the memory is taken in drop only"))
     }
 
+    /// Measures the link from `host`, which nothing is in yet.
+    pub(crate) fn measure_link(&self, host: &super::FreeSlot) -> Result<()> {
+        match host.buffer() {
+            Some(from) => self.memory().device.measure_link(from, self.buffer()),
+            None => Ok(()),
+        }
+    }
+
     pub(crate) fn number(&self) -> usize {
         self.memory().number
     }
@@ -103,6 +111,11 @@ impl DeviceSlot {
         Ok(())
     }
 
+    /// Whether the gate has passed, as the host sees it.
+    pub(crate) fn gate_has_passed(&self) -> Result<bool> {
+        self.memory().has_passed()
+    }
+
     pub(crate) fn set_copied(&mut self, copied: Arc<Event>) {
         self.memory_mut().copied = Some(copied);
     }
@@ -110,6 +123,11 @@ impl DeviceSlot {
     /// Nothing can prove any more that the device is done with it.
     pub(crate) fn lose(&mut self) {
         self.memory_mut().lost = true;
+    }
+
+    /// Whether the batch is used on `stream` already.
+    pub(crate) fn is_used_on(&self, stream: &Stream) -> bool {
+        lock(&self.memory().users).streams.iter().any(|s| s.id() == stream.id())
     }
 
     /// Orders `stream` behind the batch and remembers that it uses it.
@@ -137,8 +155,20 @@ impl DeviceSlot {
     /// The batch in it is done with: records `consumed` on each stream that used it. From here on the slot is
     /// free, gated by those events. An error of a stream's earlier work is returned, and the record repeated;
     /// where that fails too the slot is lost.
+    ///
+    /// # Errors
+    /// [`ErrorKind::Capturing`]: nothing has been done, since a record now would become a part of a graph.
     pub(crate) fn release(&mut self) -> Result<()> {
         let memory = self.memory_mut();
+        // A stream that can't tell can't record either.
+        if lock(&memory.users).streams.iter().any(|s| matches!(s.is_capturing(), Ok(true))) {
+            let text = format!(
+                "a batch in device slot {} was dropped while a stream that it is used on was being captured: the slot \
+                 counts as held until a call of `next` finds the capture ended; hold the batch until then",
+                memory.number
+            );
+            return Err(Error::new(ErrorKind::Capturing, text));
+        }
         let mut result = Ok(());
         let mut users = lock(&memory.users);
         for k in 0..users.streams.len() {
@@ -163,8 +193,8 @@ impl DeviceSlot {
     }
 }
 
-impl reaper::Reapable for Box<Memory> {
-    fn passed(&self) -> Result<bool> {
+impl Memory {
+    fn has_passed(&self) -> Result<bool> {
         if self.lost {
             return Err(Error::new(ErrorKind::Device, "an event of this device slot could not be recorded"));
         }
@@ -178,6 +208,12 @@ impl reaper::Reapable for Box<Memory> {
         }
         Ok(passed)
     }
+}
+
+impl reaper::Reapable for Box<Memory> {
+    fn passed(&self) -> Result<bool> {
+        Ok(self.has_passed()? && self.buffer.may_free_here())
+    }
 
     fn bytes(&self) -> usize {
         self.buffer.len()
@@ -186,6 +222,11 @@ impl reaper::Reapable for Box<Memory> {
 
 impl Drop for DeviceSlot {
     fn drop(&mut self) {
+        // Only a batch that was dropped while its stream was being captured still has users.
+        let parked = self.0.as_ref().is_some_and(|m| !lock(&m.users).streams.is_empty());
+        if parked && self.release().is_err() {
+            self.lose();
+        }
         if let Some(memory) = self.0.take() {
             reaper::reap(Box::new(memory));
         }

@@ -48,17 +48,24 @@ pub(crate) struct FreeSlot {
 }
 
 impl FreeSlot {
+    /// In `memory`, or else in memory of the device's.
+    ///
     /// # Errors
-    /// As [`Device::host_buffer`].
+    /// As [`Device::host_buffer`] and [`Device::host_buffer_in`].
     pub(crate) fn new(
         number: usize,
         device: &Device,
         spec: &Arc<BatchSpec>,
+        memory: Option<memmap2::MmapMut>,
         budget: Reservation,
     ) -> Result<Self> {
+        let buffer = match memory {
+            Some(map) => device.host_buffer_in(map, spec.bytes())?,
+            None => device.host_buffer(spec.bytes())?,
+        };
         let memory = Memory {
             number,
-            buffer: device.host_buffer(spec.bytes())?,
+            buffer,
             spec: spec.clone(),
             manifest: UnsafeCell::new(Manifest::new(spec)),
             heap: HeapLevel::default(),
@@ -67,6 +74,10 @@ impl FreeSlot {
             _budget: budget,
         };
         Ok(Self { memory: Some(Arc::new(memory)), copied: None })
+    }
+
+    pub(crate) fn buffer(&self) -> Option<&HostBuffer> {
+        self.memory.as_ref().map(|m| &m.buffer)
     }
 
     pub(crate) fn is_locked(&self) -> bool {
@@ -105,7 +116,7 @@ struct Parked(Arc<Memory>, Option<Arc<Event>>);
 impl reaper::Reapable for Parked {
     fn passed(&self) -> Result<bool> {
         match &self.1 {
-            Some(copied) => copied.query(),
+            Some(copied) => Ok(copied.query()? && self.0.buffer.may_free_here()),
             None => {
                 Err(Error::new(ErrorKind::Device, "the copy out of a host slot could not be enqueued whole"))
             }
@@ -370,6 +381,13 @@ impl FilledSlot {
             end -= 1;
         }
         manifest.len = end;
+    }
+}
+
+impl FilledSlot {
+    /// Whether its copy may keep the host waiting for what lies before it on the stream.
+    pub(crate) fn copy_blocks(&self) -> bool {
+        self.0.buffer.copies_block()
     }
 }
 

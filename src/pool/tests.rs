@@ -28,7 +28,7 @@ fn slots(rows: usize) -> Slots {
     let reserve = || budget.reserve(spec.bytes(), Duration::ZERO).unwrap();
     let (outlet, items) = bounded(4);
     Slots {
-        host: FreeSlot::new(0, &device, &spec, reserve()).unwrap(),
+        host: FreeSlot::new(0, &device, &spec, None, reserve()).unwrap(),
         on_device: DeviceSlot::new(0, &device, &spec, reserve()).unwrap(),
         events: EventPool::new(&device, 2).unwrap(),
         device,

@@ -5,7 +5,7 @@ mod event;
 mod memory;
 mod stream;
 
-use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
+use std::sync::atomic::AtomicU64;
 use std::sync::{Arc, Mutex};
 use std::time::{Duration, Instant};
 
@@ -196,16 +196,15 @@ impl Device {
         HostMemory::new(&self.0, bytes)
     }
 
+    pub(crate) fn registered(&self, map: memmap2::MmapMut, bytes: usize) -> Result<HostMemory> {
+        self.0.check()?;
+        HostMemory::over(&self.0, map, bytes)
+    }
+
     pub(crate) fn device_buffer(&self, bytes: usize) -> Result<DeviceMemory> {
         self.0.check()?;
         DeviceMemory::new(&self.0, bytes)
     }
-}
-
-/// The number of the next stream of this process; 0 is none.
-fn next_stream_id() -> u64 {
-    static NEXT: AtomicU64 = AtomicU64::new(1);
-    NEXT.fetch_add(1, Relaxed)
 }
 
 #[cfg(test)]

@@ -13,8 +13,9 @@ use std::thread::ThreadId;
 use std::time::{Duration, Instant};
 
 use super::event::Recorded;
-use super::{Direction, Shared, next_stream_id};
+use super::{Direction, Shared};
 use crate::device::counters::{add, sub};
+use crate::device::next_stream_id;
 use crate::error::{Error, ErrorKind, Result};
 use crate::sync::{lock, wait};
 

@@ -1,0 +1,62 @@
+//! A part of a batch as cudarc's own slice.
+
+use std::fmt;
+use std::mem::ManuallyDrop;
+use std::ops::Deref;
+
+use cudarc::driver::CudaSlice;
+
+use crate::device::stream::StreamFlavor;
+use crate::error::{Error, ErrorKind, Result};
+
+/// Elements of a batch as a [`CudaSlice`] of cudarc's, to pass to kernels and libraries built on it. It borrows the
+/// batch's memory and never frees it; it can only be read from, as the batch itself.
+///
+/// What is enqueued through it must be enqueued on the stream that it was made for, before the batch is dropped.
+pub struct CudaView<'b, T> {
+    slice: ManuallyDrop<CudaSlice<T>>,
+    _batch: std::marker::PhantomData<&'b [T]>,
+}
+
+impl<T> CudaView<'_, T> {
+    /// # Safety
+    /// `address` is aligned for `T`, and `len` elements of device memory there stay alive for the lifetime, not written
+    /// but in order on `stream`.
+    pub(crate) unsafe fn of(stream: &crate::device::Stream, address: *const u8, len: usize) -> Result<Self> {
+        let StreamFlavor::Cuda(stream) = &stream.0 else {
+            let text = "the batch lies on the CPU device, where cudarc finds nothing";
+            return Err(Error::new(ErrorKind::InvalidArgument, text));
+        };
+        let device = stream.device();
+        let _scope = device.0.enter()?;
+        // SAFETY: the same stream, through our own context object, whose slices carry no events of cudarc's: the batch
+        // keeps the stream that it is used on alive. The slice is never dropped, so that it frees nothing.
+        let slice = unsafe {
+            let stream = device.0.context.wrap_borrowed_stream(stream.cudarc().cu_stream());
+            stream.upgrade_device_ptr(address as u64, len)
+        };
+        Ok(Self { slice: ManuallyDrop::new(slice), _batch: std::marker::PhantomData })
+    }
+}
+
+impl<T> Deref for CudaView<'_, T> {
+    type Target = CudaSlice<T>;
+
+    fn deref(&self) -> &CudaSlice<T> {
+        &self.slice
+    }
+}
+
+impl<T> Drop for CudaView<'_, T> {
+    fn drop(&mut self) {
+        // SAFETY: taken once, here. `leak` gives up all that the slice holds but the memory.
+        let slice = unsafe { ManuallyDrop::take(&mut self.slice) };
+        let _ = slice.leak();
+    }
+}
+
+impl<T> fmt::Debug for CudaView<'_, T> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "CudaView({} elements)", self.slice.len())
+    }
+}

@@ -1,0 +1,139 @@
+//! Copies of batches on the host, for devices whose memory the host can't reach.
+
+use std::ops::Range;
+use std::sync::{Arc, Mutex, OnceLock};
+
+use crate::device::{Device, DeviceBuffer, Event, HostBuffer, Stream};
+use crate::error::{Error, ErrorKind, Result};
+use crate::spec::Element;
+use crate::sync::lock;
+
+/// Reads batches back. Its stream and buffers are made when they are first needed.
+#[derive(Debug)]
+pub(crate) struct ReadBack {
+    device: Device,
+    stream: OnceLock<Stream>,
+    /// Buffers that nobody uses, each of the size of a slot.
+    free: Mutex<Vec<HostBuffer>>,
+}
+
+impl ReadBack {
+    pub(crate) fn new(device: &Device) -> Self {
+        Self { device: device.clone(), stream: OnceLock::new(), free: Mutex::default() }
+    }
+
+    pub(crate) fn device(&self) -> &Device {
+        &self.device
+    }
+
+    fn stream(&self) -> Result<&Stream> {
+        if let Some(stream) = self.stream.get() {
+            return Ok(stream);
+        }
+        let made = self.device.new_stream()?;
+        // Another thread may have been faster; then this one goes.
+        Ok(self.stream.get_or_init(|| made))
+    }
+
+    /// `n` elements from byte `offset` of `src` on, once `copied` has passed. Waits for them.
+    ///
+    /// # Errors
+    /// [`ErrorKind::Corrupt`] where a byte of a bool is neither 0 nor 1; those of the device.
+    ///
+    /// # Safety
+    /// Nobody writes that part of `src` behind `copied` before this returns.
+    pub(crate) unsafe fn elements<T: Element>(
+        &self,
+        src: &DeviceBuffer,
+        copied: Option<&Event>,
+        offset: usize,
+        n: usize,
+    ) -> Result<Vec<T>> {
+        let mut elements = Vec::<T>::with_capacity(n);
+        let range: Range<usize> = offset..offset + n * size_of::<T>();
+        let stream = self.stream()?;
+        if let Some(copied) = copied {
+            stream.wait(copied)?;
+        }
+        let start = elements.as_mut_ptr().cast::<u8>();
+        // SAFETY: the vector has room for the elements and is not touched before the stream is done; nobody writes the
+        // source, by the contract.
+        let outcome = unsafe { stream.copy_to_host(start, src, range.clone()) };
+        if let Err(error) = outcome.and_then(|()| stream.synchronize()) {
+            // Nothing can tell whether the device still writes there.
+            Box::leak(Box::new(elements));
+            return Err(error);
+        }
+        // SAFETY: the copy has written these bytes.
+        let bytes = unsafe { std::slice::from_raw_parts(start, range.len()) };
+        if !T::accepts(bytes) {
+            return Err(Error::new(ErrorKind::Corrupt, format!("bytes that are no {}", T::DTYPE)));
+        }
+        // SAFETY: `n` elements were written, which are values of T.
+        unsafe { elements.set_len(n) };
+        Ok(elements)
+    }
+
+    /// Enqueues a copy of the first `bytes` bytes of `src`, a slot of `size` bytes, on `stream`.
+    ///
+    /// # Errors
+    /// Those of the device.
+    ///
+    /// # Safety
+    /// The stream is ordered behind the batch in `src`, and nobody writes there until an event recorded behind the copy
+    /// has passed.
+    pub(crate) unsafe fn enqueue(
+        self: &Arc<Self>,
+        stream: &Stream,
+        src: &DeviceBuffer,
+        bytes: usize,
+    ) -> Result<Staged> {
+        let free = lock(&self.free).pop();
+        let buffer = match free {
+            Some(buffer) => buffer,
+            None => self.device.host_buffer(src.len())?,
+        };
+        let staged = Staged { buffer: Some(buffer), home: self.clone() };
+        // SAFETY: the buffer is as long as a slot; it comes back when the work behind the copy is over, or is leaked.
+        unsafe { stream.copy_to_host(staged.as_ptr(), src, 0..bytes) }.map(|()| staged)
+    }
+}
+
+/// A buffer that a copy is on its way into. Dropped, it is leaked, since nothing says when the copy ends.
+pub(crate) struct Staged {
+    buffer: Option<HostBuffer>,
+    home: Arc<ReadBack>,
+}
+
+impl Staged {
+    pub(crate) fn as_ptr(&self) -> *mut u8 {
+        self.buffer.as_ref().map_or(std::ptr::null_mut(), HostBuffer::as_ptr)
+    }
+
+    /// The copy has passed, as work behind it on the stream knows.
+    pub(crate) fn arrive(mut self) -> Arrived {
+        Arrived { buffer: self.buffer.take(), home: self.home.clone() }
+    }
+}
+
+impl Drop for Staged {
+    fn drop(&mut self) {
+        if let Some(buffer) = self.buffer.take() {
+            Box::leak(Box::new(buffer));
+        }
+    }
+}
+
+/// A buffer with a batch's bytes. Dropped, it is free for the next.
+pub(crate) struct Arrived {
+    buffer: Option<HostBuffer>,
+    home: Arc<ReadBack>,
+}
+
+impl Drop for Arrived {
+    fn drop(&mut self) {
+        if let Some(buffer) = self.buffer.take() {
+            lock(&self.home.free).push(buffer);
+        }
+    }
+}
