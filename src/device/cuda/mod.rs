@@ -4,7 +4,7 @@
 //! and popped again. Nothing here waits for the device but what is named `synchronize`; what the driver may block
 //! in (it frees memory behind all work of the device) is left to the reaper's thread.
 
-mod driver;
+pub(crate) mod driver;
 mod event;
 mod memory;
 mod numa;
