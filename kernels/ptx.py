@@ -4,10 +4,10 @@
     kernels/ptx.py            write the PTX
     kernels/ptx.py --check    compare byte for byte, and assemble it for every GPU that each ptxas knows
 
-NVRTC and ptxas come from NVIDIA's wheels, which pip downloads (150 MB) and which stay outside the repository: into a
+NVRTC and ptxas come from NVIDIA's wheels, which pip downloads (130 MB) and which stay outside the repository: into a
 temporary folder, or into the one that --wheels or $WARPFEED_WHEELS names, where a second run finds them.
 
-Exit status: 0 all is well; 1 a file differs or does not compile; 77 the wheels can't be had here, nothing was checked.
+Exit status: 0 all is well; 1 a file differs or does not compile; 77 the wheels can't all be had here.
 """
 
 import argparse
@@ -219,7 +219,7 @@ def main():
                 print(f"removed {path.name}, which has no source")
             return 0
         except Unavailable as why:
-            print(f"not checked: {why}")
+            print(f"not checked to the end: {why}")
             return 77
         except Failed as why:
             print(f"FAILED: {why}", file=sys.stderr)
