@@ -4,6 +4,8 @@
 //! a position that belongs to it. Seeds that differ by a multiple of `STEP` give shifted streams: use mixed keys, or
 //! small numbers.
 
+#![allow(dead_code, reason = "whoever includes this may need one of the two")]
+
 const STEP: u64 = 0x9e37_79b9_7f4a_7c15;
 
 fn word(seed: u64, index: u64) -> u64 {

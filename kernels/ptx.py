@@ -62,7 +62,8 @@ def unpacked(wheel, wanted, folder, deadline):
         pip = [sys.executable, "-m", "pip", "download", "--quiet", "--disable-pip-version-check", "--no-deps"]
         pip += ["--no-input", "--retries", "1", "--only-binary", ":all:", "--dest", str(scratch), f"{name}=={version}"]
         try:
-            done = subprocess.run(pip, capture_output=True, text=True, timeout=max(1, deadline - begun))
+            limit = max(1, deadline - begun)
+            done = subprocess.run(pip, capture_output=True, encoding="utf-8", errors="replace", timeout=limit)
         except subprocess.TimeoutExpired:
             raise Unavailable(f"{name} {version}: the download takes too long") from None
         wheels = list(scratch.glob("*.whl"))
@@ -136,10 +137,10 @@ def assemble(ptxas, arch, name, ptx):
     """Runs one ptxas over `ptx`; a warning is a failure."""
     with tempfile.TemporaryDirectory() as scratch:
         source, cubin = pathlib.Path(scratch) / "in.ptx", pathlib.Path(scratch) / "out.cubin"
-        source.write_text(ptx)
+        source.write_bytes(ptx.encode())
         command = [str(ptxas), f"--gpu-name={arch}", "--output-file", str(cubin), str(source)]
         try:
-            done = subprocess.run(command, capture_output=True, text=True, timeout=60)
+            done = subprocess.run(command, capture_output=True, encoding="utf-8", errors="replace", timeout=60)
         except OSError as error:
             raise Unavailable(f"ptxas does not run: {error}") from None
         said = (done.stdout + done.stderr).strip()
@@ -163,9 +164,9 @@ def compiled(nvrtc):
     sources = sorted(HERE.glob("*.cu"))
     if not sources:
         raise Failed("there is no source")
-    out = [(path.with_suffix(".ptx"), path.name, nvrtc.ptx(path.name, path.read_text())) for path in sources]
+    out = [(path.with_suffix(".ptx"), path.name, nvrtc.ptx(path.name, path.read_bytes().decode())) for path in sources]
     for path in sorted(TEST_KERNELS.glob("*.cu")):
-        out.append((None, path.name, nvrtc.ptx(path.name, path.read_text())))
+        out.append((None, path.name, nvrtc.ptx(path.name, path.read_bytes().decode())))
     return out
 
 
@@ -199,6 +200,8 @@ def main():
     arguments.add_argument("--timeout", type=float, default=90, metavar="SECONDS", help="for all downloads together")
     arguments = arguments.parse_args()
     deadline = time.monotonic() + arguments.timeout
+    for stream in (sys.stdout, sys.stderr):  # a compiler's message must not fail for want of a locale
+        stream.reconfigure(errors="replace")
 
     with tempfile.TemporaryDirectory() as scratch:
         folder = pathlib.Path(arguments.wheels or scratch)
