@@ -14,7 +14,7 @@ use warpfeed::{Builder, Error, ErrorKind, Field, Loader, OnError, Order, Place, 
 
 #[path = "support/watch.rs"]
 mod watch;
-use watch::{LONG, Number, cpu, epoch, numbers, range, samples, values, within};
+use watch::{LONG, Number, device_and_stream, epoch, numbers, range, samples, values, within};
 
 /// A source of the numbers below `n`, of which `check` may fail some. It is told the index and how often it was
 /// called for that index before.
@@ -58,7 +58,7 @@ fn until_error(loader: &Loader, stream: &Stream) -> (Vec<Vec<u64>>, Error) {
 #[test]
 fn row_31_a_panic_comes_in_its_place_and_the_loader_ends() {
     within(LONG, || {
-        let (device, stream) = cpu();
+        let (device, stream) = device_and_stream();
         for workers in [0, 1, 4] {
             let loader = flaky(40, |i, _| if i == 7 * 2 { panic!("boom in batch 7") } else { Ok(()) });
             let loader = loader.batch_size(2).workers(workers).build(&device).unwrap();
@@ -99,7 +99,7 @@ impl Source for Sharded {
 #[test]
 fn row_49_an_error_names_file_shard_member_and_offset() {
     within(LONG, || {
-        let (device, stream) = cpu();
+        let (device, stream) = device_and_stream();
         let loader = Loader::builder(Sharded).decode(Number).batch_size(4).workers(1).build(&device).unwrap();
         let (_, e) = until_error(&loader, &stream);
         let p = e.place();
@@ -125,7 +125,7 @@ fn row_49_an_error_names_file_shard_member_and_offset() {
 #[test]
 fn row_51_a_panic_is_an_error_and_other_loaders_work() {
     within(LONG, || {
-        let (device, stream) = cpu();
+        let (device, stream) = device_and_stream();
         for workers in [0, 2] {
             let decode = |s: &mut Sample<'_, _>, row: &mut warpfeed::Row<'_>| {
                 assert!(s.index() != 13, "boom {}", s.index());
@@ -146,7 +146,7 @@ fn row_51_a_panic_is_an_error_and_other_loaders_work() {
 #[test]
 fn row_61_an_error_is_never_a_clean_end() {
     within(LONG, || {
-        let (device, stream) = cpu();
+        let (device, stream) = device_and_stream();
         for workers in [0, 1, 3] {
             let loader = flaky(5, broken(3)).workers(workers).build(&device).unwrap();
             for attempt in 0..3 {
@@ -162,7 +162,7 @@ fn row_61_an_error_is_never_a_clean_end() {
 #[test]
 fn row_63_two_shapes_in_a_batch_are_named() {
     within(LONG, || {
-        let (device, stream) = cpu();
+        let (device, stream) = device_and_stream();
         let loader =
             Loader::builder(range(2)).decode_with([Field::new::<u8>("image", &[3, 32, 64])], |s, row| {
                 let width = 64 - *s.read()? as usize;
@@ -180,7 +180,7 @@ fn row_63_two_shapes_in_a_batch_are_named() {
 #[test]
 fn a_field_that_is_not_written_is_an_error() {
     within(LONG, || {
-        let (device, stream) = cpu();
+        let (device, stream) = device_and_stream();
         let fields = [Field::scalar::<u64>("x"), Field::scalar::<f32>("label")];
         let loader = Loader::builder(range(3)).decode_with(fields, |s, row| {
             row.set("x", s.index())?;
@@ -199,7 +199,7 @@ fn a_field_that_is_not_written_is_an_error() {
 #[test]
 fn after_a_failure_the_next_epoch_tries_that_batch_again() {
     within(LONG, || {
-        let (device, stream) = cpu();
+        let (device, stream) = device_and_stream();
         for workers in [0, 1, 4] {
             let loader =
                 flaky(30, |i, calls| if i == 11 && calls < 2 { anyhow::bail!("{calls}") } else { Ok(()) });
@@ -220,7 +220,7 @@ fn after_a_failure_the_next_epoch_tries_that_batch_again() {
 #[test]
 fn as_ready_a_failure_loses_and_repeats_nothing() {
     within(LONG, || {
-        let (device, stream) = cpu();
+        let (device, stream) = device_and_stream();
         let loader = flaky(60, |i, calls| {
             std::thread::sleep(Duration::from_millis(if i % 20 == 4 { 15 } else { 0 }));
             if i % 20 == 9 && calls == 0 { anyhow::bail!("once") } else { Ok(()) }
@@ -247,7 +247,7 @@ fn as_ready_a_failure_loses_and_repeats_nothing() {
 #[test]
 fn a_skipped_sample_is_a_hole_of_zeros() {
     within(LONG, || {
-        let (device, stream) = cpu();
+        let (device, stream) = device_and_stream();
         for (workers, compact) in [(0, false), (2, false), (0, true), (2, true)] {
             let loader =
                 flaky(10, |i, _| if i % 4 == 1 { anyhow::bail!("boom") } else { Ok(()) }).batch_size(4);
@@ -279,7 +279,7 @@ fn a_skipped_sample_is_a_hole_of_zeros() {
 
 /// What a run under `policy` comes to: what was delivered, its errors, and the quarantine file.
 fn outcome(policy: &OnError, workers: usize) -> (Vec<Vec<u64>>, Vec<String>, String) {
-    let (device, stream) = cpu();
+    let (device, stream) = device_and_stream();
     let dir = tempfile::tempdir().unwrap();
     let path = dir.path().join("quarantine.jsonl");
     let loader = flaky(120, |i, _| {
@@ -325,7 +325,7 @@ fn limits_trip_and_faults_are_recorded_in_delivery_order_on_any_workers() {
 #[test]
 fn a_limit_is_the_number_of_faults_that_an_epoch_may_have() {
     within(LONG, || {
-        let (device, stream) = cpu();
+        let (device, stream) = device_and_stream();
         let build = |policy| {
             let loader =
                 flaky(40, |i, _| if [3, 9, 22].contains(&i) { anyhow::bail!("boom {i}") } else { Ok(()) });
@@ -350,7 +350,7 @@ fn retry(times: u32, backoff: Duration, then: OnError) -> OnError {
 #[test]
 fn a_replacement_is_another_sample_that_can_be_had() {
     within(LONG, || {
-        let (device, stream) = cpu();
+        let (device, stream) = device_and_stream();
         let broken = |i: u64, _| if i.is_multiple_of(3) { anyhow::bail!("boom") } else { Ok(()) };
         let build = |limit| flaky(30, broken).batch_size(6).workers(2).on_error(OnError::Replace { limit });
         let loader = build(100).build(&device).unwrap();
@@ -374,7 +374,7 @@ fn a_replacement_is_another_sample_that_can_be_had() {
 #[test]
 fn a_retry_succeeds_and_no_worker_sleeps_for_it() {
     within(LONG, || {
-        let (device, stream) = cpu();
+        let (device, stream) = device_and_stream();
         let backoff = Duration::from_millis(150);
         for workers in [0, 1] {
             let log = Arc::new(Mutex::new(Vec::new()));
@@ -401,7 +401,7 @@ fn a_retry_succeeds_and_no_worker_sleeps_for_it() {
 #[test]
 fn retries_end_in_the_policy_behind_them_line_by_line() {
     within(LONG, || {
-        let (device, stream) = cpu();
+        let (device, stream) = device_and_stream();
         let dir = tempfile::tempdir().unwrap();
         let path = dir.path().join("quarantine.jsonl");
         let policy = retry(2, Duration::ZERO, OnError::Skip { limit: 1 });
@@ -468,7 +468,7 @@ impl Source for Panicking {
 #[test]
 fn a_panic_in_a_sampler_or_in_any_call_of_a_source_is_an_error() {
     within(LONG, || {
-        let (device, stream) = cpu();
+        let (device, stream) = device_and_stream();
         let panicking = |hint, describe| Panicking { at: 9, hint, describe };
         for workers in [0, 2] {
             let build = |source| Loader::builder(source).decode(Number).batch_size(4).workers(workers);

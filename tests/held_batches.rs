@@ -9,12 +9,12 @@ use warpfeed::{AllHeld, Batch, CpuOptions, Device, ErrorKind, HostBatch, Order};
 
 #[path = "support/watch.rs"]
 mod watch;
-use watch::{LONG, cpu, numbers, samples, values, within};
+use watch::{LONG, device_and_stream, device_with, numbers, samples, values, within};
 
 #[test]
 fn when_all_slots_are_held_the_next_call_says_so_and_the_one_after_a_drop_goes_on() {
     within(LONG, || {
-        let (device, stream) = cpu();
+        let (device, stream) = device_and_stream();
         for workers in [0, 1, 3] {
             let loader = numbers(60).batch_size(2).device_slots(3).workers(workers).build(&device).unwrap();
             let mut running = loader.epoch(&stream).unwrap();
@@ -46,7 +46,7 @@ fn when_all_slots_are_held_the_next_call_says_so_and_the_one_after_a_drop_goes_o
 #[test]
 fn the_end_of_an_epoch_needs_no_slot() {
     within(LONG, || {
-        let (device, stream) = cpu();
+        let (device, stream) = device_and_stream();
         for workers in [0, 2] {
             let loader = numbers(6).batch_size(2).device_slots(3).workers(workers).build(&device).unwrap();
             let mut running = loader.epoch(&stream).unwrap();
@@ -67,7 +67,7 @@ fn the_end_of_an_epoch_needs_no_slot() {
 #[test]
 fn a_wait_for_another_thread_to_drop_a_batch_is_bounded() {
     within(LONG, || {
-        let (device, stream) = cpu();
+        let (device, stream) = device_and_stream();
         for workers in [0, 2] {
             let wait = |t| numbers(40).workers(workers).device_slots(1).on_all_held(AllHeld::Wait(t));
             let loader = wait(LONG).build(&device).unwrap();
@@ -103,7 +103,7 @@ fn an_epoch_that_is_left_takes_nothing_from_the_next_one() {
             [(0, Order::InOrder), (1, Order::InOrder), (4, Order::InOrder), (4, Order::AsReady)]
         {
             let late = CpuOptions::default().copy_delay(5, Duration::from_millis(2));
-            let device = Device::cpu_with(late);
+            let device = device_with(late);
             let stream = device.new_stream().unwrap();
             let loader =
                 numbers(50).batch_size(4).shuffle(3).device_slots(3).workers(workers).order(order.clone());
@@ -143,7 +143,7 @@ fn a_batch_outlives_its_loader_stream_and_device() {
     within(LONG, || {
         let slow = CpuOptions::default().copy_time(Duration::from_millis(30));
         for workers in [0, 2] {
-            let device = Device::cpu_with(slow.clone());
+            let device = device_with(slow.clone());
             let stream = device.new_stream().unwrap();
             let loader = numbers(64).batch_size(16).workers(workers).build(&device).unwrap();
             let mut running = loader.epoch(&stream).unwrap();
@@ -162,7 +162,7 @@ fn a_batch_outlives_its_loader_stream_and_device() {
 #[test]
 fn one_epoch_of_a_loader_lives_at_a_time() {
     within(LONG, || {
-        let (device, stream) = cpu();
+        let (device, stream) = device_and_stream();
         let loader = numbers(10).workers(1).epochs(3).build(&device).unwrap();
         let first = loader.epoch(&stream).unwrap();
         assert_eq!(loader.epoch(&stream).err().unwrap().kind(), ErrorKind::Busy);
@@ -185,7 +185,7 @@ fn one_epoch_of_a_loader_lives_at_a_time() {
 #[test]
 fn a_panic_in_work_on_a_batch_surfaces_and_no_batch_is_lost() {
     within(LONG, || {
-        let (device, stream) = cpu();
+        let (device, stream) = device_and_stream();
         for workers in [0, 2] {
             let loader = numbers(12).workers(workers).build(&device).unwrap();
             let (mut errors, mut seen) = (0, Vec::new());

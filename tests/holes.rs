@@ -6,16 +6,10 @@ mod support;
 
 use std::time::Duration;
 
-use support::{range, within};
-use warpfeed::{Batch, Device, Field, Loader, OnError, Stream};
+use support::{device_and_stream, range, within};
+use warpfeed::{Batch, Field, Loader, OnError, Stream};
 
 const MINUTE: Duration = Duration::from_secs(60);
-
-fn device() -> (Device, Stream) {
-    let device = Device::cpu();
-    let stream = device.new_stream().unwrap();
-    (device, stream)
-}
 
 /// Sample i has the fields x = i + 1, r = [i; i mod 4], key = "i"; those that `fails` names have none.
 fn with_holes(
@@ -25,7 +19,7 @@ fn with_holes(
     workers: usize,
     fails: fn(u64) -> bool,
 ) -> (Loader, Stream) {
-    let (device, stream) = device();
+    let (device, stream) = device_and_stream();
     let fields = [Field::new::<u32>("x", &[3]), Field::ragged::<u64>("r", 3), Field::host("key")];
     let loader = Loader::builder(range(n))
         .decode_with(fields, move |s, row| {

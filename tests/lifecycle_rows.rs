@@ -20,8 +20,8 @@ use warpfeed::{ErrorKind, Field, Loader, OnError, SampleRng};
 #[path = "support/watch.rs"]
 mod watch;
 use watch::{
-    LONG, Number, again, alone, cpu, descriptors, eventually, is_child, numbers, resident, samples, threads,
-    values, within,
+    LONG, Number, again, alone, descriptors, device_and_stream, eventually, is_child, numbers, resident,
+    samples, threads, values, within,
 };
 
 fn slow(n: u64, time: Duration) -> impl warpfeed::source::Source<Record = u64> {
@@ -35,7 +35,7 @@ fn slow(n: u64, time: Duration) -> impl warpfeed::source::Source<Record = u64> {
 fn row_29_leaving_early_ends_every_thread_at_once() {
     alone("row_29_leaving_early_ends_every_thread_at_once", || {
         let before = threads();
-        let (device, stream) = cpu();
+        let (device, stream) = device_and_stream();
         let loader =
             Loader::builder(slow(8000, Duration::from_millis(1))).decode(Number).batch_size(8).workers(8);
         let loader = loader.build(&device).unwrap();
@@ -51,7 +51,7 @@ fn row_29_leaving_early_ends_every_thread_at_once() {
         assert!(start.elapsed() < Duration::from_secs(5), "{:?}", start.elapsed());
 
         // In the middle of a batch whose samples take five seconds together, with as many begun behind it.
-        let (device, _stream) = cpu();
+        let (device, _stream) = device_and_stream();
         let loader = Loader::builder(slow(24_000, Duration::from_millis(5))).decode(Number);
         let loader = loader.batch_size(8000).workers(8).build(&device).unwrap();
         std::thread::sleep(Duration::from_millis(50));
@@ -65,7 +65,7 @@ fn row_29_leaving_early_ends_every_thread_at_once() {
 #[test]
 fn row_32_ten_million_indices_do_not_hold_up_the_end() {
     within(LONG, || {
-        let (device, stream) = cpu();
+        let (device, stream) = device_and_stream();
         for shuffle in [false, true] {
             let mut builder = numbers(10_000_000).batch_size(40_960).workers(2);
             if shuffle {
@@ -86,7 +86,7 @@ fn row_34_an_interrupt_ends_the_process_at_once_and_silently() {
     const NAME: &str = "row_34_an_interrupt_ends_the_process_at_once_and_silently";
     if is_child(NAME) {
         loop {
-            let (device, stream) = cpu();
+            let (device, stream) = device_and_stream();
             let loader = Loader::builder(slow(100, Duration::from_micros(100))).decode(Number).workers(2);
             let loader = loader.build(&device).unwrap();
             assert_eq!(samples(&loader, &stream).len(), 100);
@@ -127,7 +127,7 @@ fn row_34_an_interrupt_ends_the_process_at_once_and_silently() {
 #[test]
 fn row_36_a_timeout_without_workers_is_kept_after_each_sample() {
     within(LONG, || {
-        let (device, stream) = cpu();
+        let (device, stream) = device_and_stream();
         let loader =
             Loader::builder(slow(20, Duration::from_millis(20))).decode(Number).batch_size(10).workers(0);
         let loader = loader.timeout(Duration::from_millis(50)).build(&device).unwrap();
@@ -151,7 +151,7 @@ fn row_36_a_timeout_without_workers_is_kept_after_each_sample() {
 #[test]
 fn row_40_a_million_samples_cost_nothing_at_build() {
     alone("row_40_a_million_samples_cost_nothing_at_build", || {
-        let (device, stream) = cpu();
+        let (device, stream) = device_and_stream();
         let before = resident();
         let start = Instant::now();
         let loader = numbers(1_000_000).batch_size(64).shuffle(1).workers(2).build(&device).unwrap();
@@ -179,7 +179,7 @@ fn row_41_nothing_goes_to_dev_shm() {
             maps.lines().filter(|l| l.contains("/dev/shm")).count()
                 + open.filter(|to| to.starts_with("/dev/shm")).count()
         };
-        let (device, stream) = cpu();
+        let (device, stream) = device_and_stream();
         let loader = numbers(1000).batch_size(10).workers(2).build(&device).unwrap();
         for batch in loader.epoch(&stream).unwrap() {
             batch.unwrap();
@@ -199,7 +199,7 @@ fn row_42_ten_thousand_files_need_few_descriptors() {
         let limit = libc::rlimit { rlim_cur: 64, rlim_max: 64 };
         // SAFETY: a system call with a pointer to a live struct of its type.
         assert_eq!(unsafe { libc::setrlimit(libc::RLIMIT_NOFILE, &raw const limit) }, 0);
-        let (device, stream) = cpu();
+        let (device, stream) = device_and_stream();
         let loader =
             Loader::builder(RecordFile::open_all(&paths, 1).unwrap()).batch_size(100).shuffle(1).workers(4);
         let loader = loader.build(&device).unwrap();
@@ -218,7 +218,7 @@ fn row_42_ten_thousand_files_need_few_descriptors() {
 #[test]
 fn row_44_memory_does_not_grow_with_the_epochs() {
     alone("row_44_memory_does_not_grow_with_the_epochs", || {
-        let (device, stream) = cpu();
+        let (device, stream) = device_and_stream();
         let paths: Vec<String> = (0..50_000).map(|i| format!("data/{i:06}.jpg")).collect();
         let text = [Field::host("path"), Field::scalar::<u64>("x")];
         let loader = Loader::builder(from_vec(paths)).decode_with(text, |s, row| {
@@ -244,7 +244,7 @@ fn row_44_memory_does_not_grow_with_the_epochs() {
 #[test]
 fn row_46_a_shuffle_buffer_is_freed_when_it_is_opened_again() {
     alone("row_46_a_shuffle_buffer_is_freed_when_it_is_opened_again", || {
-        let (device, stream) = cpu();
+        let (device, stream) = device_and_stream();
         let source = from_iter_fn(|_| (0..10_100).map(|i: u64| vec![i as u8; 1000]))
             .shuffle_buffer(10_000, 1)
             .unwrap();
@@ -266,7 +266,7 @@ fn row_46_a_shuffle_buffer_is_freed_when_it_is_opened_again() {
 #[test]
 fn row_47_one_huge_sample_leaves_no_memory_behind() {
     alone("row_47_one_huge_sample_leaves_no_memory_behind", || {
-        let (device, stream) = cpu();
+        let (device, stream) = device_and_stream();
         let source = from_fn(600, |i| Ok(vec![1u8; if i == 200 { 100_000_000 } else { 100_000 }]));
         let loader = Loader::builder(source).decode_with([Field::ragged::<u8>("x", 100_000)], |s, row| {
             let bytes = s.read()?;
@@ -302,7 +302,7 @@ fn row_52_an_idle_consumer_costs_no_cpu_time() {
             assert_eq!(unsafe { libc::clock_gettime(libc::CLOCK_PROCESS_CPUTIME_ID, &raw mut time) }, 0);
             Duration::new(time.tv_sec as u64, time.tv_nsec as u32)
         };
-        let (device, stream) = cpu();
+        let (device, stream) = device_and_stream();
         let loader = numbers(10_000).batch_size(4).workers(4).build(&device).unwrap();
         // One that is done with prefetching, too.
         let done = numbers(8).batch_size(4).workers(1).epochs(1).build(&device).unwrap();
@@ -329,7 +329,7 @@ fn row_52_an_idle_consumer_costs_no_cpu_time() {
 #[test]
 fn row_53_every_worker_takes_samples_while_the_others_are_at_theirs() {
     within(LONG, || {
-        let (device, stream) = cpu();
+        let (device, stream) = device_and_stream();
         let active = Arc::new([AtomicUsize::new(0), AtomicUsize::new(0)]);
         let seen = active.clone();
         let source = from_fn(8 * 40, move |i| {
@@ -353,7 +353,7 @@ fn row_53_workers_work_at_the_same_time() {
             println!("skipped: one CPU");
             return;
         }
-        let (device, stream) = cpu();
+        let (device, stream) = device_and_stream();
         let work = |i: u64| (0..100_000u64).fold(i, |x, k| std::hint::black_box(x.rotate_left(5) ^ k)) & 1;
         let time = |workers| {
             let loader = Loader::builder(from_fn(300, move |i| Ok(work(i)))).decode(Number).batch_size(4);
@@ -396,7 +396,7 @@ fn count(seen: &Arc<AtomicUsize>) -> impl Fn(usize) + Send + Sync + 'static {
 #[test]
 fn row_59_threads_are_counted() {
     alone("row_59_threads_are_counted", || {
-        let (device, stream) = cpu();
+        let (device, stream) = device_and_stream();
         let before = threads().len();
         let seen = Arc::new(AtomicUsize::new(0));
         let loader = numbers(1000).batch_size(10).workers(3).worker_init(count(&seen));

@@ -1,6 +1,9 @@
 //! The pipeline as its users see it, on the CPU device.
 
-use warpfeed::{Device, Field, Loader, source};
+use warpfeed::{Field, Loader, source};
+
+mod support;
+use support::device;
 
 fn range(n: u64) -> impl warpfeed::source::Source<Record = u64> {
     source::from_fn(n, Ok)
@@ -8,7 +11,7 @@ fn range(n: u64) -> impl warpfeed::source::Source<Record = u64> {
 
 #[test]
 fn every_sample_arrives_once_in_order() {
-    let device = Device::cpu();
+    let device = device();
     let stream = device.new_stream().unwrap();
     for workers in [0, 1, 2] {
         let loader = Loader::builder(range(100))
@@ -35,7 +38,7 @@ fn every_sample_arrives_once_in_order() {
 
 #[test]
 fn a_panic_in_worker_init_is_the_next_error() {
-    let device = Device::cpu();
+    let device = device();
     let stream = device.new_stream().unwrap();
     let (started, starts) = std::sync::mpsc::channel();
     let loader = Loader::builder(range(10))

@@ -13,7 +13,7 @@ mod support;
 
 use std::time::Duration;
 
-use support::{Signed, Uniform, can_lock, eventually, logged, range, within};
+use support::{Signed, Uniform, can_lock, device, device_with, eventually, logged, range, within};
 use warpfeed::{Counters, CpuOptions, Device, ErrorKind, Field, Loader, Stream};
 
 const MINUTE: Duration = Duration::from_secs(60);
@@ -31,7 +31,7 @@ fn deliver(loader: &Loader, stream: &Stream) -> (Vec<u8>, usize) {
 /// 32 samples of 1000 bytes in 8 batches, on a device with these options: their bytes, the device, whether the slots
 /// are locked, and what `build` logged.
 fn run(options: CpuOptions, host_slots: usize) -> (Vec<u8>, Device, bool, Vec<String>) {
-    let device = Device::cpu_with(options);
+    let device = device_with(options);
     let stream = device.new_stream().unwrap();
     let builder = Loader::builder(range(32))
         .decode(Signed(1000))
@@ -57,7 +57,7 @@ fn warnings(log: &[String]) -> Vec<&String> {
 fn row_09_locked_memory_stays_within_the_budget_and_is_given_back() {
     within(MINUTE, || {
         let (row, slots) = (65_536, 3);
-        let device = Device::cpu();
+        let device = device();
         let stream = device.new_stream().unwrap();
         let budget = slots * (row + 4096);
         let loader = Loader::builder(range(8))
@@ -118,7 +118,7 @@ fn row_14_a_refused_lock_is_not_tried_again_and_the_budget_is_fixed() {
 
 /// The counters after each batch of an epoch of `batches`.
 fn counters_by_batch(batches: u64, host_slots: usize) -> Vec<Counters> {
-    let device = Device::cpu();
+    let device = device();
     let stream = device.new_stream().unwrap();
     let loader = Loader::builder(range(batches))
         .decode(Uniform(16))
@@ -166,7 +166,7 @@ fn row_16_a_ceiling_on_locked_memory_is_kept_and_named() {
 #[test]
 fn row_16_a_small_budget_makes_fewer_slots_and_too_small_a_one_none() {
     within(MINUTE, || {
-        let device = Device::cpu();
+        let device = device();
         let stream = device.new_stream().unwrap();
         let build = |host, on_device| {
             let builder = Loader::builder(range(32)).decode(Signed(1000)).batch_size(4).workers(2);
@@ -200,7 +200,7 @@ fn row_16_a_small_budget_makes_fewer_slots_and_too_small_a_one_none() {
                 assert!(e.to_string().contains(part), "{part}: {e}");
             }
         }
-        let small = Device::cpu_with(CpuOptions::default().memory(slot));
+        let small = device_with(CpuOptions::default().memory(slot));
         let refused = Loader::builder(range(32)).decode(Signed(1000)).batch_size(4).workers(2).build(&small);
         assert_eq!(refused.unwrap_err().kind(), ErrorKind::Device);
         eventually("what was made before is freed", || small.counters().host_bytes == 0);
@@ -211,7 +211,7 @@ fn row_16_a_small_budget_makes_fewer_slots_and_too_small_a_one_none() {
 fn row_18_batches_of_many_sizes_never_grow_the_memory() {
     within(MINUTE, || {
         let (largest, budget) = (65_536, 4 * (65_536 + 4096));
-        let device = Device::cpu();
+        let device = device();
         let stream = device.new_stream().unwrap();
         // A batch of one row of 1 to 64 KiB; the last one is over the limit of a batch.
         let fields = [Field::ragged::<u8>("x", 2 * largest)];
@@ -249,7 +249,7 @@ fn row_18_batches_of_many_sizes_never_grow_the_memory() {
 fn row_19_a_slot_takes_its_size_and_not_the_next_power_of_two() {
     within(MINUTE, || {
         for (row, lock) in [(147_456, true), (9 * (1 << 20), false)] {
-            let device = Device::cpu_with(CpuOptions::default().lock(lock));
+            let device = device_with(CpuOptions::default().lock(lock));
             let loader = Loader::builder(range(4))
                 .decode(Uniform(row))
                 .workers(0)

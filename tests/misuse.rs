@@ -4,7 +4,7 @@
 use std::sync::Arc;
 use std::time::Duration;
 
-use support::{range, within};
+use support::{device, range, within};
 use warpfeed::{Device, ErrorKind, Field, Loader, OnError, Runtime, State};
 
 mod support;
@@ -23,7 +23,7 @@ fn numbers(device: &Device, workers: usize) -> Loader {
 #[test]
 fn an_epoch_inside_a_worker_of_its_own_runtime_is_refused() {
     within(LONG, || {
-        let device = Device::cpu();
+        let device = device();
         let runtime = Runtime::with_workers(1).unwrap();
         let inner = Loader::builder(range(4))
             .decode_with([Field::scalar::<u64>("x")], |s, row| Ok(row.set("x", *s.read()?)?))
@@ -49,7 +49,7 @@ fn an_epoch_inside_a_worker_of_its_own_runtime_is_refused() {
 #[test]
 fn an_epoch_inside_work_on_its_own_stream_is_refused() {
     within(LONG, || {
-        let device = Device::cpu();
+        let device = device();
         let stream = device.new_stream().unwrap();
         let loader = Arc::new(numbers(&device, 2));
         let (tell, told) = std::sync::mpsc::channel();
@@ -62,7 +62,7 @@ fn an_epoch_inside_work_on_its_own_stream_is_refused() {
 
 #[test]
 fn a_state_whose_map_names_no_batch_is_refused() {
-    let device = Device::cpu();
+    let device = device();
     let position = numbers(&device, 0).state().to_string();
     for map in ["1", "400", "ffffffffffffffff"] {
         let state: State = format!("{position}:{map}:10:1").parse().unwrap();
@@ -77,7 +77,7 @@ fn a_state_whose_map_names_no_batch_is_refused() {
 
 #[test]
 fn options_that_can_not_be_meant_are_refused() {
-    let device = Device::cpu();
+    let device = device();
     let builder = || {
         Loader::builder(range(9))
             .decode_with([Field::scalar::<u64>("x")], |s, row| Ok(row.set("x", *s.read()?)?))
@@ -95,7 +95,7 @@ fn options_that_can_not_be_meant_are_refused() {
 
 #[test]
 fn a_budget_counts_whole_pages() {
-    let device = Device::cpu();
+    let device = device();
     let loader = Loader::builder(range(9))
         .decode_with([Field::scalar::<u64>("x")], |s, row| Ok(row.set("x", *s.read()?)?))
         .host_slots(1000)
@@ -116,7 +116,7 @@ fn a_pause_without_end_and_a_payload_that_panics_are_taken() {
     }
     within(LONG, || {
         for workers in [0, 2] {
-            let device = Device::cpu();
+            let device = device();
             let stream = device.new_stream().unwrap();
             let retry = OnError::Retry { times: 1, backoff: Duration::MAX, then: Box::new(OnError::Fail) };
             let loader = Loader::builder(range(3))
@@ -156,7 +156,7 @@ fn a_timeout_names_the_sample_without_workers_too_and_a_sampler_that_is_stuck() 
         }
     }
     within(LONG, || {
-        let device = Device::cpu();
+        let device = device();
         let stream = device.new_stream().unwrap();
         let builder = || {
             Loader::builder(range(4)).decode_with([Field::scalar::<u64>("x")], |s, row| {

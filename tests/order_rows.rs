@@ -22,7 +22,7 @@ use warpfeed::{ErrorKind, Field, Loader, OnError, Order, Row};
 
 mod support;
 use support::logged;
-use support::watch::{LONG, Number, cpu, epoch, numbers, range, samples, values, within};
+use support::watch::{LONG, Number, device_and_stream, epoch, numbers, range, samples, values, within};
 
 fn sorted(mut values: Vec<u64>) -> Vec<u64> {
     values.sort_unstable();
@@ -36,7 +36,7 @@ fn all(n: u64) -> Vec<u64> {
 #[test]
 fn row_38_every_size_of_the_pipeline_delivers_the_same() {
     within(LONG, || {
-        let (device, stream) = cpu();
+        let (device, stream) = device_and_stream();
         for host in [1, 2, 3] {
             for slots in [1, 2] {
                 for workers in [0, 1, 8] {
@@ -63,7 +63,7 @@ fn row_38_every_size_of_the_pipeline_delivers_the_same() {
 #[test]
 fn row_39_a_batch_may_be_one_sample_or_more_than_there_are() {
     within(LONG, || {
-        let (device, stream) = cpu();
+        let (device, stream) = device_and_stream();
         let lens = |batch, drop_last| -> Vec<usize> {
             let loader = numbers(5).batch_size(batch).drop_last(drop_last).build(&device).unwrap();
             epoch(&loader, &stream).iter().map(Vec::len).collect()
@@ -93,7 +93,7 @@ fn gated(n: u64) -> (impl Source<Record = u64>, impl FnOnce()) {
 #[test]
 fn row_54_a_slow_sample_delays_its_own_batch_only() {
     within(LONG, || {
-        let (device, stream) = cpu();
+        let (device, stream) = device_and_stream();
         let build = |source| Loader::builder(source).decode(Number).batch_size(4).workers(4);
         let (source, open) = gated(64);
         let loader = Loader::builder(source).decode(Number).batch_size(4).workers(4);
@@ -139,7 +139,7 @@ fn median(gaps: &[Duration]) -> Duration {
 #[test]
 fn row_56_batches_come_at_an_even_pace() {
     within(LONG, || {
-        let (device, stream) = cpu();
+        let (device, stream) = device_and_stream();
         // A batch a worker would give one slow and three fast gaps, again and again: p75 ≥ 4 × the mean of the rest.
         let even = (0..5).any(|_| {
             let slow = from_fn(8 * 24, |i| {
@@ -161,7 +161,7 @@ fn row_56_batches_come_at_an_even_pace() {
 #[test]
 fn row_58_later_epochs_start_at_once() {
     within(LONG, || {
-        let (device, stream) = cpu();
+        let (device, stream) = device_and_stream();
         let threads = Arc::new(Mutex::new(Vec::<ThreadId>::new()));
         let seen = threads.clone();
         let slow = from_fn(64, move |i| {
@@ -185,7 +185,7 @@ fn row_58_later_epochs_start_at_once() {
 #[test]
 fn row_60_look_ahead_is_bounded_and_complete() {
     within(LONG, || {
-        let (device, stream) = cpu();
+        let (device, stream) = device_and_stream();
         for (workers, host, slots) in [(0, 3, 2), (1, 1, 1), (2, 3, 2), (8, 4, 1)] {
             let calls = Arc::new(AtomicU64::new(0));
             let counted = calls.clone();
@@ -213,7 +213,7 @@ fn row_60_look_ahead_is_bounded_and_complete() {
 #[test]
 fn row_64_every_epoch_is_whole_also_after_one_that_was_left() {
     within(LONG, || {
-        let (device, stream) = cpu();
+        let (device, stream) = device_and_stream();
         for workers in [0, 2] {
             let loader = numbers(10).batch_size(3).workers(workers).build(&device).unwrap();
             for _ in 0..3 {
@@ -229,7 +229,7 @@ fn row_64_every_epoch_is_whole_also_after_one_that_was_left() {
 #[test]
 fn row_65_each_epoch_has_its_own_order_whatever_the_workers() {
     within(LONG, || {
-        let (device, stream) = cpu();
+        let (device, stream) = device_and_stream();
         let orders = |workers| {
             let loader = numbers(1000).batch_size(16).shuffle(7).workers(workers).build(&device).unwrap();
             [samples(&loader, &stream), samples(&loader, &stream)]
@@ -261,7 +261,7 @@ impl<S: Source> Decode<S> for Draw {
 #[test]
 fn row_67_draws_belong_to_samples_not_to_workers() {
     within(LONG, || {
-        let (device, stream) = cpu();
+        let (device, stream) = device_and_stream();
         let draws = |workers, batch| {
             let loader = Loader::builder(range(20)).decode(Draw).seed(3).workers(workers).batch_size(batch);
             let loader = loader.build(&device).unwrap();
@@ -283,7 +283,7 @@ fn rank(
     batch: usize,
     epochs: usize,
 ) -> Vec<(Vec<u64>, usize)> {
-    let (device, stream) = cpu();
+    let (device, stream) = device_and_stream();
     let loader = numbers(n).shuffle(5).batch_size(batch).workers(1).remainder(remainder);
     let loader = loader.shard(Shard::new(shard.0, shard.1).unwrap()).build(&device).unwrap();
     let one = |_| {
@@ -346,7 +346,7 @@ fn row_71_padding_is_marked_and_can_be_left_out() {
 #[test]
 fn row_71_padding_stays_marked_where_holes_are_closed() {
     within(LONG, || {
-        let (device, stream) = cpu();
+        let (device, stream) = device_and_stream();
         // Rank 1 of 2 over 7 samples: 1, 3, 5 and, as padding, 0. Sample 1 fails, and the last row takes its place.
         let source = from_fn(7, |i| if i == 1 { anyhow::bail!("broken") } else { Ok(i) });
         let loader = Loader::builder(source).decode(Number).batch_size(4).shard(Shard::new(1, 2).unwrap());
@@ -373,7 +373,7 @@ fn row_73_all_ranks_take_as_many_steps() {
 #[test]
 fn row_75_len_counts_what_is_delivered() {
     within(LONG, || {
-        let (device, stream) = cpu();
+        let (device, stream) = device_and_stream();
         for (drop_last, batches, last) in [(false, 13, 4), (true, 12, 8)] {
             let loader = numbers(100).batch_size(8).workers(3).drop_last(drop_last).build(&device).unwrap();
             let seen = epoch(&loader, &stream);
@@ -386,7 +386,7 @@ fn row_75_len_counts_what_is_delivered() {
 #[test]
 fn row_77_no_more_comes_out_than_there_is() {
     within(LONG, || {
-        let (device, stream) = cpu();
+        let (device, stream) = device_and_stream();
         for order in [Order::InOrder, Order::AsReady] {
             let loader =
                 numbers(100).batch_size(4).workers(4).shuffle(1).order(order).build(&device).unwrap();
@@ -399,7 +399,7 @@ fn row_77_no_more_comes_out_than_there_is() {
 #[test]
 fn row_79_all_ranks_have_the_same_count_with_drop_last() {
     within(LONG, || {
-        let (device, stream) = cpu();
+        let (device, stream) = device_and_stream();
         for r in 0..4 {
             let loader = numbers(137).batch_size(2).drop_last(true).shard(Shard::new(r, 4).unwrap());
             let loader = loader.workers(1).build(&device).unwrap();
@@ -419,7 +419,7 @@ fn row_86_a_wrong_world_is_named() {
 #[test]
 fn row_87_an_epoch_without_a_batch_is_said_at_build() {
     within(LONG, || {
-        let (device, stream) = cpu();
+        let (device, stream) = device_and_stream();
         let build = || numbers(3).batch_size(8).drop_last(true).workers(1).build(&device).unwrap();
         let (loader, lines) = logged(build);
         assert_eq!((loader.len(), epoch(&loader, &stream).len()), (Some(0), 0));
@@ -434,7 +434,7 @@ fn row_87_an_epoch_without_a_batch_is_said_at_build() {
 
 #[test]
 fn two_ways_to_set_the_order_are_refused() {
-    let (device, _stream) = cpu();
+    let (device, _stream) = device_and_stream();
     let both = numbers(9).shuffle(1).sampler(Shuffle::new(9, 1)).build(&device);
     assert_eq!(both.unwrap_err().kind(), ErrorKind::InvalidConfig);
     let sequence = Loader::builder(source::from_iter(0..9u64)).decode(Number).shuffle(1).build(&device);

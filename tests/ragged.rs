@@ -6,22 +6,16 @@ mod support;
 
 use std::time::Duration;
 
-use support::{range, within};
+use support::{device, device_and_stream, range, within};
 use warpfeed::decode::Sample;
-use warpfeed::{DType, Device, ErrorKind, FIELD_ALIGN, Field, Loader, OnError, ROW_ALIGN, Row, Stream};
+use warpfeed::{DType, ErrorKind, FIELD_ALIGN, Field, Loader, OnError, ROW_ALIGN, Row};
 
 const MINUTE: Duration = Duration::from_secs(60);
-
-fn device() -> (Device, Stream) {
-    let device = Device::cpu();
-    let stream = device.new_stream().unwrap();
-    (device, stream)
-}
 
 #[test]
 fn ragged_rows_arrive_as_they_were_written_wherever_they_lie() {
     within(MINUTE, || {
-        let (device, stream) = device();
+        let (device, stream) = device_and_stream();
         let boxes = |i: u64| (0..i % 6).map(|k| (i * 10 + k) as f32).collect::<Vec<_>>();
         let ids = |i: u64| (0..(i * 7) % 5).map(|k| (i + k) as u8).collect::<Vec<_>>();
         for workers in [0, 1, 4] {
@@ -89,7 +83,7 @@ fn ragged_rows_arrive_as_they_were_written_wherever_they_lie() {
 #[test]
 fn a_row_over_its_limit_names_the_index() {
     within(MINUTE, || {
-        let (device, stream) = device();
+        let (device, stream) = device_and_stream();
         let loader = Loader::builder(range(12))
             .decode_with([Field::ragged::<u16>("x", 3)], |s, row| {
                 row.ragged::<u16>("x", if s.index() == 7 { 4 } else { 3 })?;
@@ -129,7 +123,7 @@ fn a_batch_over_its_heap_is_an_error_of_the_batch_whatever_the_order() {
             (4, OnError::Replace { limit: 100 }),
         ] {
             for _ in 0..20 {
-                let (device, stream) = device();
+                let (device, stream) = device_and_stream();
                 let loader = Loader::builder(range(12))
                     .decode_with([Field::ragged::<u8>("x", 64)], decode)
                     .batch_size(4)
@@ -178,7 +172,7 @@ fn a_row_that_is_tried_again_fits_however_long_it_gets() {
                 .batch_size(4)
                 .workers(workers)
                 .on_error(policy.clone())
-                .build(&Device::cpu())
+                .build(&device())
                 .unwrap();
             let stream = loader.device().new_stream().unwrap();
             for batch in loader.epoch(&stream).unwrap() {

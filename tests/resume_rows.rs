@@ -20,7 +20,7 @@ use warpfeed::{Batch, CpuOptions, Device, ErrorKind, Loader, Order, SampleRng, S
 
 #[path = "support/watch.rs"]
 mod watch;
-use watch::{LONG, Number, cpu, epoch, numbers, range, samples, values, within};
+use watch::{LONG, Number, device_and_stream, device_with, epoch, numbers, range, samples, values, within};
 
 /// The whole order of an epoch.
 fn order(n: u64, seed: u64, epoch: u64) -> Vec<u64> {
@@ -38,7 +38,7 @@ fn start(loader: &Loader, stream: &Stream, k: usize) -> (Vec<Vec<u64>>, State) {
 #[test]
 fn row_82_a_state_at_the_end_of_an_epoch_is_the_start_of_the_next() {
     within(LONG, || {
-        let (device, stream) = cpu();
+        let (device, stream) = device_and_stream();
         for workers in [0, 2] {
             let loader = numbers(512).batch_size(64).shuffle(3).workers(workers).build(&device).unwrap();
             let (seen, state) = start(&loader, &stream, 8);
@@ -59,7 +59,7 @@ fn row_82_a_state_at_the_end_of_an_epoch_is_the_start_of_the_next() {
 #[test]
 fn row_83_what_was_prefetched_does_not_count() {
     within(LONG, || {
-        let (device, stream) = cpu();
+        let (device, stream) = device_and_stream();
         let build = |workers| numbers(100).shuffle(7).workers(workers).host_slots(4);
         for workers in [0, 4] {
             let loader = build(workers).build(&device).unwrap();
@@ -84,7 +84,7 @@ fn row_83_what_was_prefetched_does_not_count() {
 #[test]
 fn row_84_a_state_resumes_with_another_number_of_ranks() {
     within(LONG, || {
-        let (device, stream) = cpu();
+        let (device, stream) = device_and_stream();
         let rank =
             |r, world| numbers(100).batch_size(5).shard(Shard::new(r, world).unwrap()).shuffle(7).workers(1);
         let states = [0, 1].map(|r| start(&rank(r, 2).build(&device).unwrap(), &stream, 4).1);
@@ -158,7 +158,7 @@ proptest! {
         n in 0..80u64, seed in 0..4u64, before in split(), after in split(), epochs in 0..2u64, batches in 0..12usize,
     ) {
         within(LONG, move || {
-            let (device, stream) = cpu();
+            let (device, stream) = device_and_stream();
             let loaders = ranks(n, seed, &before, None, &device);
             for e in 0..epochs {
                 assert_eq!(together(&loaders, &stream), order(n, seed, e));
@@ -193,7 +193,7 @@ fn uneven(
 #[test]
 fn out_of_order_runs_resume_without_loss_or_repeat() {
     within(LONG, || {
-        let (device, stream) = cpu();
+        let (device, stream) = device_and_stream();
         let mut ahead = 0;
         for taken in [0, 1, 2, 5, 9, 14, 20] {
             let loader = uneven(83, 4, 4).order(Order::AsReady).build(&device).unwrap();
@@ -224,7 +224,7 @@ fn out_of_order_runs_resume_without_loss_or_repeat() {
 #[test]
 fn a_recorded_order_is_replayed_exactly() {
     within(LONG, || {
-        let (device, stream) = cpu();
+        let (device, stream) = device_and_stream();
         let loader = uneven(90, 3, 4).order(Order::AsReady).build(&device).unwrap();
         let mut recorded = Vec::new();
         let mut seen = Vec::new();
@@ -254,7 +254,7 @@ fn a_recorded_order_is_replayed_exactly() {
 #[test]
 fn an_order_that_can_not_be_replayed_is_refused() {
     within(LONG, || {
-        let (device, stream) = cpu();
+        let (device, stream) = device_and_stream();
         // A batch may overtake 63 others: a state could not hold more.
         let reversed: Vec<u64> = (0..100).rev().collect();
         for order in [vec![0, 1, 1], vec![0], vec![0, 1, 5], reversed] {
@@ -276,7 +276,7 @@ fn an_order_that_can_not_be_replayed_is_refused() {
 
 #[test]
 fn a_state_of_another_run_is_refused_with_both_fingerprints() {
-    let (device, stream) = cpu();
+    let (device, stream) = device_and_stream();
     let loader = numbers(50).shuffle(1).workers(0).build(&device).unwrap();
     let state = start(&loader, &stream, 3).1;
     let other = |what: &str, builder: warpfeed::Builder<_, Number>| {
@@ -315,7 +315,7 @@ impl Model {
             from_fn(self.n, move |i| if broken.load(SeqCst) == i { anyhow::bail!("broken") } else { Ok(i) });
         let (batch, slots) = (1 + rng.below(6) as usize, 1 + rng.below(3) as usize);
         let late = CpuOptions::default().copy_delay(rng.u64(), Duration::from_micros(rng.below(500)));
-        let device = Device::cpu_with(late);
+        let device = device_with(late);
         let mut builder = Loader::builder(source).decode(Number).shuffle(self.seed).batch_size(batch);
         builder =
             builder.device_slots(slots).host_slots(1 + rng.below(3) as usize).workers(rng.below(4) as usize);

@@ -13,7 +13,7 @@ use warpfeed::{ErrorKind, Field, Loader, OnError, State, Stream};
 
 #[path = "support/watch.rs"]
 mod watch;
-use watch::{LONG, Number, alone, cpu, epoch, resident, samples, values, within};
+use watch::{LONG, Number, alone, device_and_stream, epoch, resident, samples, values, within};
 
 fn all(n: u64) -> Vec<u64> {
     (0..n).collect()
@@ -29,7 +29,7 @@ fn start(loader: &Loader, stream: &Stream, k: usize) -> (Vec<Vec<u64>>, State) {
 #[test]
 fn row_80_a_stream_is_shared_not_repeated_by_the_workers() {
     within(LONG, || {
-        let (device, stream) = cpu();
+        let (device, stream) = device_and_stream();
         for workers in [0, 1, 4] {
             let source = from_iter(0..10u64);
             let loader = Loader::builder(source).decode(Number).batch_size(2).workers(workers);
@@ -42,7 +42,7 @@ fn row_80_a_stream_is_shared_not_repeated_by_the_workers() {
 #[test]
 fn row_88_an_endless_stream_can_be_left() {
     alone("row_88_an_endless_stream_can_be_left", || {
-        let (device, stream) = cpu();
+        let (device, stream) = device_and_stream();
         let loader = Loader::builder(from_iter(std::iter::repeat(7u64))).decode(Number).batch_size(10);
         let loader = loader.workers(2).build(&device).unwrap();
         assert_eq!((loader.len(), loader.is_empty()), (None, false));
@@ -67,7 +67,7 @@ fn row_88_an_endless_stream_can_be_left() {
 #[test]
 fn row_89_a_used_up_stream_ends_at_once() {
     within(LONG, || {
-        let (device, stream) = cpu();
+        let (device, stream) = device_and_stream();
         for workers in [0, 2] {
             let loader = Loader::builder(from_iter(0..10u64)).decode(Number).batch_size(4).workers(workers);
             let loader = loader.build(&device).unwrap();
@@ -84,7 +84,7 @@ fn row_89_a_used_up_stream_ends_at_once() {
 #[test]
 fn a_stream_that_opens_anew_comes_whole_each_epoch_also_after_one_that_was_left() {
     within(LONG, || {
-        let (device, stream) = cpu();
+        let (device, stream) = device_and_stream();
         for workers in [0, 2] {
             let source = from_iter_fn(|epoch| (0..10).map(move |i| 100 * epoch + i)).take(9);
             let loader = Loader::builder(source).decode(Number).batch_size(4).workers(workers);
@@ -102,7 +102,7 @@ fn a_stream_that_opens_anew_comes_whole_each_epoch_also_after_one_that_was_left(
 #[test]
 fn a_sequence_is_read_again_up_to_the_state() {
     within(LONG, || {
-        let (device, stream) = cpu();
+        let (device, stream) = device_and_stream();
         for workers in [0, 2] {
             let pulled = Arc::new(AtomicU64::new(0));
             let build = || {
@@ -132,7 +132,7 @@ fn a_sequence_is_read_again_up_to_the_state() {
 #[test]
 fn a_source_that_is_read_once_does_not_resume() {
     within(LONG, || {
-        let (device, stream) = cpu();
+        let (device, stream) = device_and_stream();
         let build = || Loader::builder(from_iter(0..20u64)).decode(Number).batch_size(3).workers(1);
         let loader = build().build(&device).unwrap();
         let fresh = loader.state();
@@ -147,7 +147,7 @@ fn a_source_that_is_read_once_does_not_resume() {
 #[test]
 fn ranks_share_a_sequence_by_position() {
     within(LONG, || {
-        let (device, stream) = cpu();
+        let (device, stream) = device_and_stream();
         let rank = |r, remainder| {
             let loader = Loader::builder(from_iter_fn(|_| 0..11u64)).decode(Number).batch_size(2).workers(1);
             let loader = loader.shard(Shard::new(r, 3).unwrap()).remainder(remainder).build(&device).unwrap();
@@ -167,7 +167,7 @@ fn ranks_share_a_sequence_by_position() {
 #[test]
 fn a_record_that_can_not_be_had_is_one_record() {
     within(LONG, || {
-        let (device, stream) = cpu();
+        let (device, stream) = device_and_stream();
         for workers in [0, 2] {
             let build = || {
                 let items = |_| {
@@ -200,7 +200,7 @@ fn a_record_that_can_not_be_had_is_one_record() {
 #[test]
 fn a_sequence_that_does_not_open_is_an_error_each_time() {
     within(LONG, || {
-        let (device, stream) = cpu();
+        let (device, stream) = device_and_stream();
         for workers in [0, 2] {
             let closed = AtomicU64::new(1);
             let source = try_from_iter_fn(move |epoch| {
@@ -226,7 +226,7 @@ fn a_sequence_that_does_not_open_is_an_error_each_time() {
 fn a_source_that_is_read_once_and_left_early_loses_nothing() {
     for workers in [0, 1, 2] {
         within(LONG, move || {
-            let (device, stream) = cpu();
+            let (device, stream) = device_and_stream();
             let loader = Loader::builder(warpfeed::source::from_iter(0..100u64))
                 .decode_with([Field::scalar::<u64>("x")], |s, row| {
                     let x = *s.read()?;

@@ -7,23 +7,17 @@ mod support;
 use std::time::Duration;
 
 use half::{bf16, f16};
-use support::{Uniform, range, within};
-use warpfeed::{Batch, DType, Device, Element, Error, ErrorKind, FIELD_ALIGN, Field, Loader, Row, Stream};
+use support::{Uniform, device_and_stream, range, within};
+use warpfeed::{Batch, DType, Element, Error, ErrorKind, FIELD_ALIGN, Field, Loader, Row};
 
 const MINUTE: Duration = Duration::from_secs(60);
-
-fn device() -> (Device, Stream) {
-    let device = Device::cpu();
-    let stream = device.new_stream().unwrap();
-    (device, stream)
-}
 
 /// One batch of all of `n` samples, decoded by `decode` on 2 workers.
 fn one_batch<F>(n: u64, fields: Vec<Field>, decode: F) -> warpfeed::Result<Batch>
 where
     F: Fn(u64, &mut Row<'_>) -> anyhow::Result<()> + Send + Sync + 'static,
 {
-    let (device, stream) = device();
+    let (device, stream) = device_and_stream();
     within(MINUTE, move || {
         let loader = Loader::builder(range(n))
             .decode_with(fields, move |s, row| decode(s.index(), row))
@@ -45,7 +39,7 @@ where
 #[test]
 fn the_last_batch_has_the_rows_that_are_left_and_a_tail_of_zeros() {
     within(MINUTE, || {
-        let (device, stream) = device();
+        let (device, stream) = device_and_stream();
         // One slot on each side: the tail lies where the rows of the batch before were.
         let loader = Loader::builder(range(10))
             .decode_with([Field::new::<u16>("x", &[2, 3])], |s, row| {
@@ -222,7 +216,7 @@ fn a_byte_that_is_no_bool_is_never_read_as_one() {
 #[test]
 fn a_view_names_dtype_shape_strides_and_a_fixed_address() {
     within(MINUTE, || {
-        let (device, stream) = device();
+        let (device, stream) = device_and_stream();
         let loader = Loader::builder(range(40))
             .decode_with([Field::scalar::<u8>("a"), Field::new::<i32>("x", &[2, 3, 4])], |s, row| {
                 row.set("a", 7u8)?;
@@ -253,7 +247,7 @@ fn a_view_names_dtype_shape_strides_and_a_fixed_address() {
 #[test]
 fn text_stays_beside_the_batch_and_never_leaks_into_the_next() {
     within(MINUTE, || {
-        let (device, stream) = device();
+        let (device, stream) = device_and_stream();
         let text = |i: u64| {
             ["", "a longer key than the next", "kürzer", "\u{2028}"][i as usize % 4]
                 .repeat(1 + i as usize % 3)
@@ -292,7 +286,7 @@ fn text_stays_beside_the_batch_and_never_leaks_into_the_next() {
 #[test]
 fn no_record_and_one_record_are_no_special_cases() {
     within(MINUTE, || {
-        let (device, stream) = device();
+        let (device, stream) = device_and_stream();
         for workers in [0, 1, 3] {
             let build = |n, batch, drop_last| {
                 let builder = Loader::builder(range(n)).decode(Uniform(3)).batch_size(batch).workers(workers);

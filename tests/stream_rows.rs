@@ -10,7 +10,7 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 use std::time::{Duration, Instant};
 
-use support::{Findings, Signed, Uniform, check_signed, eventually, range, within};
+use support::{Findings, Signed, Uniform, check_signed, device, device_with, eventually, range, within};
 use warpfeed::{AllHeld, Batch, CpuOptions, Device, HostBatch, Loader, SampleRng, Stream};
 
 const MINUTE: Duration = Duration::from_secs(60);
@@ -33,7 +33,7 @@ fn check_uniform(batch: &Batch, stream: &Stream, findings: &Findings) {
 fn row_01_no_slot_is_filled_before_the_copy_out_of_it_is_done() {
     within(MINUTE, || {
         // The copies lag behind the workers all the time, so that a slot handed out too early would be overwritten.
-        let device = Device::cpu_with(CpuOptions::default().copy_delay(1, 10 * MS).copy_time(MS));
+        let device = device_with(CpuOptions::default().copy_delay(1, 10 * MS).copy_time(MS));
         let stream = device.new_stream().unwrap();
         let loader = Loader::builder(range(200))
             .decode(Uniform(4096))
@@ -58,7 +58,7 @@ fn row_04_a_batch_is_handed_over_while_its_copy_is_under_way() {
         }
         within(MINUTE, move || {
             let copy = 1000 * MS;
-            let device = Device::cpu_with(CpuOptions::default().copy_time(copy).pin_limit(pin_limit));
+            let device = device_with(CpuOptions::default().copy_time(copy).pin_limit(pin_limit));
             let stream = device.new_stream().unwrap();
             let loader = Loader::builder(range(1))
                 .decode(Uniform(65_536))
@@ -90,7 +90,7 @@ fn row_04_a_batch_is_handed_over_while_its_copy_is_under_way() {
 #[test]
 fn row_07_one_slot_makes_the_producer_wait_and_stays_right() {
     within(MINUTE, || {
-        let device = Device::cpu_with(CpuOptions::default().copy_time(20 * MS));
+        let device = device_with(CpuOptions::default().copy_time(20 * MS));
         let stream = device.new_stream().unwrap();
         let start = Instant::now();
         let loader = Loader::builder(range(50))
@@ -113,7 +113,7 @@ fn row_07_one_slot_makes_the_producer_wait_and_stays_right() {
 #[test]
 fn row_11_a_device_slot_waits_for_every_stream_that_used_it() {
     within(MINUTE, || {
-        let device = Device::cpu_with(CpuOptions::default().copy_delay(11, MS / 2));
+        let device = device_with(CpuOptions::default().copy_delay(11, MS / 2));
         let streams = [device.new_stream().unwrap(), device.new_stream().unwrap()];
         let loader = Loader::builder(range(4000))
             .decode(Signed(64))
@@ -149,7 +149,7 @@ fn row_11_a_device_slot_waits_for_every_stream_that_used_it() {
 #[test]
 fn row_11_a_batch_that_outlives_its_loader_keeps_its_memory_for_the_work_on_it() {
     within(MINUTE, || {
-        let device = Device::cpu();
+        let device = device();
         let stream = device.new_stream().unwrap();
         let findings = Findings::default();
         let loader =
@@ -179,7 +179,7 @@ fn row_11_a_batch_that_outlives_its_loader_keeps_its_memory_for_the_work_on_it()
 #[test]
 fn row_12_epochs_make_no_streams_events_or_memory() {
     within(MINUTE, || {
-        let device = Device::cpu();
+        let device = device();
         let stream = device.new_stream().unwrap();
         let loader =
             Loader::builder(range(64)).decode(Uniform(256)).batch_size(8).workers(2).build(&device).unwrap();
@@ -202,7 +202,7 @@ fn row_12_epochs_make_no_streams_events_or_memory() {
 
 /// 20 batches that take 10 ms to copy and 10 ms of work each; how long they take in all.
 fn copies_and_work(device_slots: usize) -> Duration {
-    let device = Device::cpu_with(CpuOptions::default().copy_time(10 * MS));
+    let device = device_with(CpuOptions::default().copy_time(10 * MS));
     let stream = device.new_stream().unwrap();
     let loader = Loader::builder(range(20))
         .decode(Uniform(64))
@@ -261,7 +261,7 @@ fn side_by_side(device: &Device, loaders: usize) -> (Duration, Vec<u64>) {
 #[test]
 fn row_23_two_loaders_do_not_serialise_each_other() {
     within(2 * MINUTE, || {
-        let device = Device::cpu();
+        let device = device();
         let mut tries = Vec::new();
         for _ in 0..3 {
             let (one, _) = side_by_side(&device, 1);
@@ -280,7 +280,7 @@ fn row_23_two_loaders_do_not_serialise_each_other() {
 #[test]
 fn row_24_many_consumers_share_the_batches_of_one_loader() {
     within(2 * MINUTE, || {
-        let device = Device::cpu();
+        let device = device();
         let stream = device.new_stream().unwrap();
         let loader = Loader::builder(range(20_000))
             .decode(Signed(32))

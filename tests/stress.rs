@@ -9,8 +9,8 @@ use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::Duration;
 
 use crossbeam_channel::bounded;
-use support::{Findings, Signed, check_signed, range, within};
-use warpfeed::{AllHeld, Batch, CpuOptions, Device, HostBatch, Loader, SampleRng, Stream};
+use support::{Findings, Signed, check_signed, device_with, range, within};
+use warpfeed::{AllHeld, Batch, CpuOptions, HostBatch, Loader, SampleRng, Stream};
 
 const SEEDS: u64 = 20;
 const EPOCHS: u64 = 4;
@@ -36,7 +36,7 @@ fn check(batch: &Batch, stream: &Stream, rng: &mut SampleRng, findings: &Finding
 
 /// 2,000 batches of 4 workers through 2 device slots, each used on two streams by two threads.
 fn run(seed: u64) {
-    let device = Device::cpu_with(CpuOptions::default().copy_delay(seed, Duration::from_millis(5)));
+    let device = device_with(CpuOptions::default().copy_delay(seed, Duration::from_millis(5)));
     let streams = [device.new_stream().unwrap(), device.new_stream().unwrap()];
     let loader = Loader::builder(range(BATCHES / EPOCHS * ROWS as u64))
         .decode(Signed(48))

@@ -12,7 +12,7 @@ use warpfeed::{Builder, ErrorKind, Field, Loader, Runtime, Stage};
 
 #[path = "support/watch.rs"]
 mod watch;
-use watch::{LONG, Number, cpu, epoch, eventually, numbers, range, samples, values, within};
+use watch::{LONG, Number, device_and_stream, epoch, eventually, numbers, range, samples, values, within};
 
 /// Waits until the other end is dropped.
 struct Gate(Mutex<Receiver<()>>);
@@ -43,7 +43,7 @@ fn stuck(n: u64, index: u64) -> (Sender<()>, Builder<impl Source<Record = u64>, 
 #[test]
 fn a_timeout_names_the_sample_that_is_stuck_and_the_epoch_goes_on() {
     within(LONG, || {
-        let (device, stream) = cpu();
+        let (device, stream) = device_and_stream();
         let limit = Duration::from_millis(40);
         let (open_read, reading) = stuck(20, 6);
         let (open, gate) = gate();
@@ -86,7 +86,7 @@ fn a_timeout_names_the_sample_that_is_stuck_and_the_epoch_goes_on() {
 #[test]
 fn a_sample_that_is_stuck_among_trivial_ones_is_named_too() {
     within(LONG, || {
-        let (device, stream) = cpu();
+        let (device, stream) = device_and_stream();
         for workers in [1, 2] {
             let (open, builder) = stuck(4000, 3001);
             let loader = builder.batch_size(4).workers(workers).timeout(Duration::from_millis(60)).epochs(1);
@@ -124,7 +124,7 @@ fn a_sample_that_is_stuck_among_trivial_ones_is_named_too() {
 #[test]
 fn close_names_a_sample_that_is_stuck_and_a_drop_does_not_wait() {
     within(LONG, || {
-        let (device, stream) = cpu();
+        let (device, stream) = device_and_stream();
         for close in [true, false] {
             let (open, builder) = stuck(20, 5);
             let loader = builder.batch_size(4).workers(2).build(&device).unwrap();
@@ -155,7 +155,7 @@ fn close_names_a_sample_that_is_stuck_and_a_drop_does_not_wait() {
 #[test]
 fn close_reports_what_is_left() {
     within(LONG, || {
-        let (device, stream) = cpu();
+        let (device, stream) = device_and_stream();
         for workers in [0, 2] {
             let loader = numbers(40).batch_size(4).workers(workers).epochs(1).build(&device).unwrap();
             let mut running = loader.epoch(&stream).unwrap();
@@ -176,7 +176,7 @@ fn close_reports_what_is_left() {
 #[test]
 fn loaders_share_the_workers_of_a_runtime() {
     within(LONG, || {
-        let (device, stream) = cpu();
+        let (device, stream) = device_and_stream();
         let runtime = Runtime::new(2, 1 << 20, 1 << 20).unwrap();
         let threads = Arc::new(Mutex::new(HashSet::new()));
         let build = |n: u64| {
@@ -221,7 +221,7 @@ fn loaders_share_the_workers_of_a_runtime() {
 #[test]
 fn loaders_share_the_budgets_of_a_runtime() {
     within(LONG, || {
-        let (device, stream) = cpu();
+        let (device, stream) = device_and_stream();
         let slot = numbers(9).batch_size(3).workers(0).build(&device).unwrap().spec().bytes();
         eventually("that loader's memory is gone", || device.counters().host_bytes == 0);
         let page = slot.next_multiple_of(4096); // memory comes in whole pages

@@ -12,12 +12,12 @@ use std::sync::{Arc, Mutex};
 
 use warpfeed::decode::{Decode, Sample};
 use warpfeed::source::Source;
-use warpfeed::{Device, Field, HostBatch, Row};
+use warpfeed::{Field, HostBatch, Row};
 
 pub(crate) mod watch;
 
 #[allow(unused_imports, reason = "each test binary uses a part of it")]
-pub(crate) use watch::{eventually, range, within};
+pub(crate) use watch::{device, device_and_stream, device_with, eventually, range, within};
 
 /// FNV-1a, 64 bits.
 pub(crate) fn checksum(bytes: &[u8]) -> u64 {
@@ -108,7 +108,7 @@ impl Findings {
 /// Whether this process may lock `bytes` bytes more: where it may not, what a test says about locked memory can't be
 /// seen here.
 pub(crate) fn can_lock(bytes: usize) -> bool {
-    let device = Device::cpu();
+    let device = device();
     let loader = warpfeed::Loader::builder(range(1))
         .decode(Uniform(bytes))
         .host_slots(1)

@@ -10,7 +10,7 @@ use std::time::{Duration, Instant};
 
 use warpfeed::decode::{Decode, Sample};
 use warpfeed::source::{Function, Source, from_fn};
-use warpfeed::{Batch, Builder, Device, Field, Loader, Row, Stream};
+use warpfeed::{Batch, Builder, CpuOptions, Device, Field, Loader, Row, Stream};
 
 /// Far longer than any test takes on a busy machine.
 pub(crate) const LONG: Duration = Duration::from_secs(100);
@@ -136,9 +136,23 @@ pub(crate) fn numbers(n: u64) -> Builder<Range, Number> {
     Loader::builder(range(n)).decode(Number)
 }
 
-/// A CPU device and a stream of it.
-pub(crate) fn cpu() -> (Device, Stream) {
-    let device = Device::cpu();
+/// A new device: the CPU device, or where the simulated driver stands by, CUDA.
+pub(crate) fn device() -> Device {
+    device_with(CpuOptions::default())
+}
+
+/// As [`device`], that behaves as `options` say.
+#[cfg(not(feature = "simulated"))]
+pub(crate) fn device_with(options: CpuOptions) -> Device {
+    Device::cpu_with(options)
+}
+
+#[cfg(feature = "simulated")]
+pub(crate) use super::simulated::device_with;
+
+/// A device and a stream of it.
+pub(crate) fn device_and_stream() -> (Device, Stream) {
+    let device = device();
     let stream = device.new_stream().unwrap();
     (device, stream)
 }
