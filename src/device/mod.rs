@@ -183,20 +183,6 @@ impl Device {
         }
     }
 
-    /// Measures what a copy costs, where the link is a real one: for [`Counters::copy_busy`].
-    ///
-    /// # Errors
-    /// [`ErrorKind::Device`](crate::ErrorKind::Device) where the copy fails.
-    pub(crate) fn measure_link(&self, from: &HostBuffer, to: &DeviceBuffer) -> Result<()> {
-        match (&self.0, &from.0, &to.0) {
-            #[cfg(feature = "cuda")]
-            (DeviceFlavor::Cuda(device), HostFlavor::Cuda(from), buffer::BufferFlavor::Cuda(to)) => {
-                device.measure_link(from, to)
-            }
-            _ => Ok(()),
-        }
-    }
-
     /// Allocates `bytes` bytes of page-aligned host memory, zero, page-locked where that can be had. Where it
     /// is refused, the log says so once and this and all later buffers of the device are pageable.
     ///

@@ -7,6 +7,8 @@ use std::sync::Arc;
 use std::time::Duration;
 
 #[cfg(feature = "cuda")]
+use super::buffer::{BufferFlavor, HostFlavor};
+#[cfg(feature = "cuda")]
 use super::cuda;
 use super::{Device, DeviceBuffer, DeviceFlavor, HostBuffer, cpu, each, map};
 use crate::error::{Error, ErrorKind, Result};
@@ -117,6 +119,21 @@ impl Stream {
             StreamFlavor::Cpu(_) => Ok(false),
             #[cfg(feature = "cuda")]
             StreamFlavor::Cuda(stream) => stream.is_capturing(),
+        }
+    }
+
+    /// Measures what a copy on it costs, where the link is a real one: for
+    /// [`Counters::copy_busy`](super::Counters::copy_busy). Waits for it; nothing else may use the buffers.
+    ///
+    /// # Errors
+    /// [`ErrorKind::Device`] where the copy fails.
+    pub(crate) fn measure_link(&self, from: &HostBuffer, to: &DeviceBuffer) -> Result<()> {
+        match (&self.0, &from.0, &to.0) {
+            #[cfg(feature = "cuda")]
+            (StreamFlavor::Cuda(stream), HostFlavor::Cuda(from), BufferFlavor::Cuda(to)) => {
+                stream.measure_link(from, to)
+            }
+            _ => Ok(()),
         }
     }
 

@@ -338,12 +338,13 @@ impl<S: Source, D: Decode<S>> Builder<S, D> {
             pinned &= slot.is_locked();
             drop(free_host_tx.send(slot));
         }
+        let stream = device.new_copy_stream()?;
         for (number, budget) in on_device.into_iter().enumerate() {
             let slot = DeviceSlot::new(number, device, &spec, budget)?;
             if number == 0
                 && let Ok(host) = free_host.try_recv()
             {
-                slot.measure_link(&host)?;
+                slot.measure_link(&host, &stream)?;
                 drop(free_host_tx.send(host));
             }
             drop(free_device.send(slot));
@@ -352,7 +353,7 @@ impl<S: Source, D: Decode<S>> Builder<S, D> {
         let feeder = Feeder::new(shared.clone(), free_host, outlet);
         let copier = Copier {
             shared: shared.clone(),
-            stream: device.new_copy_stream()?,
+            stream,
             events: EventPool::new(device, host_slots + device_slots + 1)?,
             items,
             free_device: free_device_rx,

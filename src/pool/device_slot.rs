@@ -66,10 +66,10 @@ impl DeviceSlot {
         self.0.as_mut().unwrap_or_else(|| unreachable!("the memory is taken in drop only"))
     }
 
-    /// Measures the link from `host`, which nothing is in yet.
-    pub(crate) fn measure_link(&self, host: &super::FreeSlot) -> Result<()> {
+    /// Measures the link by copies out of `host`, which nothing is in yet.
+    pub(crate) fn measure_link(&self, host: &super::FreeSlot, stream: &Stream) -> Result<()> {
         match host.buffer() {
-            Some(from) => self.memory().device.measure_link(from, self.buffer()),
+            Some(from) => stream.measure_link(from, self.buffer()),
             None => Ok(()),
         }
     }

@@ -90,11 +90,12 @@ pub(crate) fn alone(test: &str, code: impl FnOnce()) {
     assert!(text.contains("1 passed"), "no test has the name {test}:\n{text}");
 }
 
-/// The names of this process's threads.
+/// The names of this process's threads, those of a simulated driver aside.
 pub(crate) fn threads() -> Vec<String> {
     let tasks = std::fs::read_dir("/proc/self/task").unwrap();
     // A thread that ends meanwhile has no name any more.
-    tasks.filter_map(|t| std::fs::read_to_string(t.ok()?.path().join("comm")).ok()).collect()
+    let names = tasks.filter_map(|t| std::fs::read_to_string(t.ok()?.path().join("comm")).ok());
+    names.filter(|name| !name.starts_with("cusim-")).collect()
 }
 
 /// Bytes of this process that are in memory.
@@ -142,8 +143,15 @@ pub(crate) fn device() -> Device {
 }
 
 /// As [`device`], that behaves as `options` say.
+/// `WARPFEED_TEST_DEVICE=cuda:0` takes that GPU instead, whose times are its own.
 #[cfg(not(feature = "simulated"))]
 pub(crate) fn device_with(options: CpuOptions) -> Device {
+    #[cfg(feature = "cuda")]
+    if let Ok(name) = std::env::var("WARPFEED_TEST_DEVICE") {
+        let number = name.strip_prefix("cuda:").and_then(|n| n.parse().ok());
+        let on_gpu = warpfeed::CudaOptions::default().lock(options.lock);
+        return Device::cuda_with(number.unwrap(), on_gpu).unwrap();
+    }
     Device::cpu_with(options)
 }
 

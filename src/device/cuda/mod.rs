@@ -16,6 +16,7 @@ use std::ffi::c_int;
 use std::path::Path;
 use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
 use std::sync::{Arc, Mutex};
+use std::time::Duration;
 
 use cudarc::driver::{CudaContext, sys};
 
@@ -80,7 +81,7 @@ pub(crate) struct Shared {
     tally: Tally,
     /// Whether page-locking was refused once; it is not tried again.
     refused: Mutex<bool>,
-    /// What 1 MiB takes on the link, in nanoseconds: measured by [`Device::measure_link`].
+    /// What 1 MiB takes on the link, in nanoseconds.
     link_ns: AtomicU64,
     process: Process,
 }
@@ -299,28 +300,7 @@ impl Device {
         HOME.set(context as usize);
         Ok(())
     }
-
-    /// Times a copy, for [`Counters::copy_busy`](super::Counters::copy_busy): on the hot path no event takes the time.
-    /// Waits for it. The buffers are the caller's alone; the copy is not counted.
-    pub(crate) fn measure_link(&self, from: &HostMemory, to: &DeviceMemory) -> Result<()> {
-        let bytes = from.len().min(to.len()).min(MEASURED);
-        let (stream, events) = (self.new_copy_stream()?, [self.new_event()?, self.new_event()?]);
-        // The first copy wakes the link up.
-        for _ in 0..2 {
-            // SAFETY: both hold `bytes` bytes, and the wait sees the copy's end while they live.
-            unsafe { stream.time_copy(to.as_ptr(), from.as_ptr(), bytes, &events) }?;
-        }
-        let time = events[1].elapsed_since(&events[0])?;
-        if bytes > 0 && !time.is_zero() {
-            let ns = time.as_nanos() as f64 * MIB / bytes as f64;
-            self.0.link_ns.store(ns as u64, Relaxed);
-        }
-        Ok(())
-    }
 }
-
-/// How much is copied to measure the link: enough for its full speed.
-const MEASURED: usize = 16 << 20;
 
 const MIB: f64 = (1 << 20) as f64;
 
@@ -328,7 +308,14 @@ const MIB: f64 = (1 << 20) as f64;
 const DEFAULT_LINK_NS: u64 = 87_000;
 
 impl Shared {
-    /// What a copy of `bytes` keeps the link busy, as measured when the loader was built.
+    /// Notes that a copy of `bytes` takes `time`.
+    fn note_link(&self, bytes: usize, time: Duration) {
+        if bytes > 0 && !time.is_zero() {
+            self.link_ns.store((time.as_nanos() as f64 * MIB / bytes as f64) as u64, Relaxed);
+        }
+    }
+
+    /// What a copy of `bytes` keeps the link busy, by what was measured when the last loader was built.
     fn note_copy(&self, bytes: usize) {
         let ns = bytes as f64 * self.link_ns.load(Relaxed) as f64 / MIB;
         self.tally.copy_busy_ns.fetch_add(ns as u64, Relaxed);
