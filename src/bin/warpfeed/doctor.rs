@@ -66,6 +66,7 @@ fn describe(survey: &Survey) -> Value {
             "api_version": driver.api_version.map(version),
             "kernel_module": driver.kernel_module,
             "gpus_on_bus": driver.gpus_on_bus,
+            "hidden": driver.hidden,
         },
         "gpus": survey.gpus.iter().map(describe_gpu).collect::<Vec<_>>(),
         "host": {

@@ -381,11 +381,15 @@ impl Library {
 const STUB: &str = "it is a toolkit's stub, for linking only: take its folder off LD_LIBRARY_PATH, so that the driver's \
                     own libcuda.so.1 is found";
 
+/// Whether CUDA_VISIBLE_DEVICES is set so that it hides every device, as one does on purpose.
+pub(crate) fn is_hiding() -> bool {
+    matches!(std::env::var("CUDA_VISIBLE_DEVICES").as_deref(), Ok("" | "-1" | "NoDevFiles"))
+}
+
 /// What to do where the driver runs and shows no device.
 fn no_device() -> String {
-    match std::env::var("CUDA_VISIBLE_DEVICES").as_deref() {
-        Ok("" | "-1" | "NoDevFiles") => {
-            let value = std::env::var("CUDA_VISIBLE_DEVICES").unwrap_or_default();
+    match std::env::var("CUDA_VISIBLE_DEVICES") {
+        Ok(value) if is_hiding() => {
             format!("CUDA_VISIBLE_DEVICES is {value:?}, which hides them all: unset it to use one")
         }
         Ok(value) => format!("CUDA_VISIBLE_DEVICES is {value:?}: does it begin with a GPU that there is?"),

@@ -5,11 +5,12 @@ use cudarc::driver::sys::{CUcontext, CUdevice, CUdevice_attribute};
 
 use super::system::System;
 use super::{Driver, Gpu, LOCK_TRIED, pci};
-use crate::device::cuda::driver::{Library, driver, guarded};
-use crate::error::Result;
+use crate::device::cuda::driver::{Library, driver, guarded, is_hiding};
+use crate::error::{Error, ErrorKind, Result};
 
 /// Completes what is known of the driver, and lists its GPUs.
 pub(super) fn look(system: &System, found: &mut Driver) -> Vec<Gpu> {
+    found.hidden = is_hiding();
     if let Ok(library) = Library::load() {
         found.library = library.path().map(Into::into);
         found.api_version = library.version().map(|v| (v.major(), v.minor()));
@@ -26,8 +27,7 @@ fn gpu(system: &System, ordinal: u32) -> Result<Gpu> {
     let what = format!("looking at cuda:{ordinal}");
     let found = guarded(&what, || facts(ordinal))?;
     let mut gpu = found.map_err(|error| {
-        let text = format!("cuda:{ordinal} does not answer: {error}");
-        crate::error::Error::new(crate::error::ErrorKind::Device, text)
+        Error::new(ErrorKind::Device, format!("cuda:{ordinal} does not answer: {}", meaning(error)))
     })?;
     let attachment = pci::attachment(system, &gpu.pci_address);
     (gpu.link, gpu.link_max) = (attachment.link, attachment.link_max);
@@ -68,8 +68,14 @@ fn facts(ordinal: u32) -> Result<Gpu, DriverError> {
         link_max: None,
         numa_node: None,
         numa_cpus: None,
-        lock_refused: lock_refused.map(|error| error.to_string()),
+        lock_refused: lock_refused.map(meaning),
     })
+}
+
+/// The code's name, and the driver's text for it.
+fn meaning(error: DriverError) -> String {
+    let text = error.error_string().map(|text| text.to_string_lossy().into_owned());
+    format!("{:?}, {}", error.0, text.unwrap_or_else(|_| "which the driver does not explain".to_string()))
 }
 
 /// Allocates page-locked memory and frees it.

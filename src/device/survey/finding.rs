@@ -85,7 +85,7 @@ impl Findings {
     }
 
     fn driver(&mut self, driver: &Driver) {
-        let Driver { library, api_version, kernel_module, gpus_on_bus, unusable } = driver;
+        let Driver { library, api_version, kernel_module, gpus_on_bus, hidden, unusable } = driver;
         let mut facts = Vec::new();
         facts.extend(api_version.map(|(major, minor)| format!("for CUDA {major}.{minor}")));
         facts.extend(library.as_ref().map(|path| path.display().to_string()));
@@ -98,11 +98,9 @@ impl Findings {
                 "any driver for CUDA 12.0 or newer will do",
             );
         };
-        // Without a driver's library and without a GPU nothing is broken.
-        let level = match (library, gpus_on_bus) {
-            (None, 0) => Level::Note,
-            _ => Level::Problem,
-        };
+        // Without a driver's library and without a GPU nothing is broken, nor where they are hidden on purpose.
+        let absent = library.is_none() && *gpus_on_bus == 0;
+        let level = if absent || *hidden { Level::Note } else { Level::Problem };
         let text = match (gpus_on_bus, kernel_module) {
             (0, None) => reason.clone(),
             (0, Some(version)) => format!("{reason} [kernel module {version}]"),

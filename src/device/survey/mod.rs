@@ -40,6 +40,8 @@ pub struct Driver {
     pub kernel_module: Option<String>,
     /// NVIDIA GPUs on the PCI bus, whether or not the driver knows them.
     pub gpus_on_bus: usize,
+    /// Whether CUDA_VISIBLE_DEVICES hides every GPU.
+    pub hidden: bool,
     /// Why it can't be used, in one line; `None` where it can.
     pub unusable: Option<String>,
 }

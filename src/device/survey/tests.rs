@@ -55,6 +55,7 @@ fn survey(gpus: Vec<Gpu>) -> Survey {
         api_version: Some((12, 4)),
         kernel_module: Some("550.54.15".to_string()),
         gpus_on_bus: gpus.len(),
+        hidden: false,
         unusable: None,
     };
     Survey { driver, gpus, host }
@@ -269,6 +270,8 @@ fn no_driver_is_a_problem_only_where_there_is_something_to_drive() {
     let broken = Driver { gpus_on_bus: 0, library: Some("/x/libcuda.so".into()), ..s.driver.clone() };
     s.driver = Driver { kernel_module: Some("550.1".to_string()), ..broken };
     expect(&s, "driver", Level::Problem, &[reason, "kernel module 550.1"]);
+    s.driver.hidden = true;
+    expect(&s, "driver", Level::Note, &[reason]);
 }
 
 #[test]
