@@ -74,7 +74,7 @@ mod spec;
 mod sync;
 
 pub use checkpoint::State;
-pub use device::{Counters, CpuOptions, Device, Event, Stream};
+pub use device::{Counters, CpuOptions, Device, Event, Stream, survey};
 #[cfg(feature = "cuda")]
 pub use device::{CudaOptions, CudaView};
 pub use error::{Error, ErrorKind, Place, Result, Stage};

@@ -12,6 +12,7 @@ mod cuda;
 mod pages;
 pub(crate) mod reaper;
 mod stream;
+pub mod survey;
 #[cfg(test)]
 mod tests;
 

@@ -2,6 +2,7 @@
 
 mod bench;
 mod data;
+mod doctor;
 mod pace;
 mod pipeline;
 mod report;
@@ -12,7 +13,7 @@ use std::process::ExitCode;
 use clap::{ArgAction, Parser, Subcommand};
 use tracing_subscriber::filter::LevelFilter;
 
-/// Keeps a GPU fed: measures what the loader does on this machine.
+/// Keeps a GPU fed: measures what the loader does on this machine, and says what the machine allows.
 #[derive(Debug, Parser)]
 #[command(name = "warpfeed", version, max_term_width = 110)]
 struct Cli {
@@ -26,6 +27,7 @@ struct Cli {
 #[derive(Debug, Subcommand)]
 enum Command {
     Bench(bench::Args),
+    Doctor(doctor::Args),
 }
 
 fn main() -> ExitCode {
@@ -37,8 +39,11 @@ fn main() -> ExitCode {
     };
     let format = tracing_subscriber::fmt().without_time().with_target(false).with_max_level(level);
     format.with_writer(io::stderr).with_ansi(io::stderr().is_terminal()).init();
-    let Command::Bench(args) = cli.command;
-    match bench::run(&args) {
+    let outcome = match cli.command {
+        Command::Bench(args) => bench::run(&args),
+        Command::Doctor(args) => doctor::run(&args),
+    };
+    match outcome {
         Ok(()) => ExitCode::SUCCESS,
         // Who reads our output has seen enough.
         Err(error) if is_broken_pipe(&error) => ExitCode::SUCCESS,

@@ -94,16 +94,11 @@ impl std::fmt::Display for Version {
 /// A driver that can be used: initialised, new enough, with every function that is called, and with a device.
 #[derive(Debug)]
 pub(crate) struct Driver {
-    version: Version,
     devices: u32,
     process: Process,
 }
 
 impl Driver {
-    pub(crate) fn version(&self) -> Version {
-        self.version
-    }
-
     /// How many devices it shows to this process: at least one.
     pub(crate) fn devices(&self) -> u32 {
         self.devices
@@ -208,16 +203,19 @@ impl Library {
                 Err(error) => broken = broken.or_else(|| says_more_than_absent(&error, name)),
             }
         }
-        let others = names.len() - 1;
         Err(match broken {
             Some(why) => unusable(format!(
                 "no CUDA driver: a library of its name is there and does not load ({why}): remove it, or install the \
                  NVIDIA driver for this system again"
             )),
-            None => unusable(format!(
-                "no CUDA driver: no library {first} nor one of the {others} other names up to {last} was found: \
-                 install the NVIDIA driver, R525 or newer; a container gets the host's with --gpus all"
-            )),
+            None => {
+                let text = format!(
+                    "no CUDA driver: no library was found under any of its names ({first} … {last}, {} in all): \
+                     install the NVIDIA driver, R525 or newer; a container gets the host's with --gpus all",
+                    names.len()
+                );
+                unusable(text).caused_by(anyhow::anyhow!("tried {}", names.join(", ")))
+            }
         })
     }
 
@@ -289,9 +287,7 @@ impl Library {
         }
         let (code, devices) = self.count()?;
         match (code, u32::try_from(devices)) {
-            (0, Ok(devices)) if devices > 0 => {
-                Ok(Driver { version: version.unwrap_or(OLDEST), devices, process: Process::current() })
-            }
+            (0, Ok(devices)) if devices > 0 => Ok(Driver { devices, process: Process::current() }),
             (0, _) => Err(unusable(format!("the CUDA driver shows no device: {}", no_device()))),
             (code, _) => Err(self.refused("cuDeviceGetCount", code)),
         }
@@ -385,11 +381,15 @@ impl Library {
 const STUB: &str = "it is a toolkit's stub, for linking only: take its folder off LD_LIBRARY_PATH, so that the driver's \
                     own libcuda.so.1 is found";
 
+/// Whether CUDA_VISIBLE_DEVICES is set so that it hides every device, as one does on purpose.
+pub(crate) fn is_hiding() -> bool {
+    matches!(std::env::var("CUDA_VISIBLE_DEVICES").as_deref(), Ok("" | "-1" | "NoDevFiles"))
+}
+
 /// What to do where the driver runs and shows no device.
 fn no_device() -> String {
-    match std::env::var("CUDA_VISIBLE_DEVICES").as_deref() {
-        Ok("" | "-1" | "NoDevFiles") => {
-            let value = std::env::var("CUDA_VISIBLE_DEVICES").unwrap_or_default();
+    match std::env::var("CUDA_VISIBLE_DEVICES") {
+        Ok(value) if is_hiding() => {
             format!("CUDA_VISIBLE_DEVICES is {value:?}, which hides them all: unset it to use one")
         }
         Ok(value) => format!("CUDA_VISIBLE_DEVICES is {value:?}: does it begin with a GPU that there is?"),
@@ -494,7 +494,7 @@ mod tests {
         let absent = ["libno-such-a.so", "libno-such-b.so"].map(String::from);
         let text = Library::find(&absent).unwrap_err().to_string();
         assert!(
-            text.contains("libno-such-a.so") && text.contains("libno-such-b.so") && text.contains("1 other"),
+            text.contains("libno-such-a.so") && text.contains("libno-such-b.so") && text.contains("2 in all"),
             "{text}"
         );
         let file = tempfile::NamedTempFile::with_suffix(".so").unwrap();
