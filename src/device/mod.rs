@@ -67,7 +67,7 @@ enum DeviceFlavor {
 
 impl Device {
     /// The best device there is, named in one line of the log: the first CUDA device, or else the CPU device, with
-    /// the reason.
+    /// the reason; as a warning where there is a driver that can't be used.
     ///
     /// # Errors
     /// None so far: where there is no GPU it is the CPU device.
@@ -77,6 +77,10 @@ impl Device {
             Ok(device) => {
                 tracing::info!("using {}", device.name());
                 return Ok(device);
+            }
+            Err(error) if cuda::has_driver() => {
+                tracing::warn!("using the CPU device, though there is a CUDA driver: {}", error.message());
+                return Ok(Self::cpu());
             }
             Err(error) => error.message().to_string(),
         };

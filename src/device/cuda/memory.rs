@@ -35,7 +35,7 @@ enum Kind {
     /// The driver's own, portable: page-locked to every context.
     Allocated,
     /// The owner's, which the driver was told of.
-    Registered(Pages),
+    Registered(#[expect(dead_code, reason = "owned until it is unregistered")] Pages),
     Pageable {
         _pages: Pages,
     },
@@ -158,12 +158,12 @@ impl Drop for Host {
             return;
         };
         let tally = &self.device.tally;
-        // SAFETY: the driver's own memory, or memory that it was told of; the owners have seen that nothing refers to it.
+        let start = self.start.cast();
         let outcome = match &self.kind {
-            Kind::Allocated => check("cuMemFreeHost", unsafe { sys::cuMemFreeHost(self.start.cast()) }),
-            Kind::Registered(pages) => {
-                check("cuMemHostUnregister", unsafe { sys::cuMemHostUnregister(pages.as_ptr().cast()) })
-            }
+            // SAFETY: the driver's own memory, freed here only; the owners have seen that nothing refers to it.
+            Kind::Allocated => check("cuMemFreeHost", unsafe { sys::cuMemFreeHost(start) }),
+            // SAFETY: the driver was told of it in `registered`; the owners have seen that nothing refers to it.
+            Kind::Registered(_) => check("cuMemHostUnregister", unsafe { sys::cuMemHostUnregister(start) }),
             Kind::Pageable { .. } => Ok(()),
         };
         if let Err(error) = outcome {

@@ -202,6 +202,11 @@ pub(super) fn check(call: &str, code: sys::CUresult) -> Result<()> {
     Err(Error::new(kind, format!("{call} failed with {name}{advice}")))
 }
 
+/// Whether there is a driver's library, usable or not.
+pub(crate) fn has_driver() -> bool {
+    driver::Library::load().is_ok()
+}
+
 /// A handle of a CUDA device.
 #[derive(Debug, Clone)]
 pub(crate) struct Device(Arc<Shared>);
