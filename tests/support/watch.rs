@@ -24,7 +24,11 @@ pub(crate) fn within<T: Send + 'static>(limit: Duration, code: impl FnOnce() -> 
     });
     let thread = thread.unwrap();
     match outcome.recv_timeout(limit) {
-        Ok(value) => value,
+        Ok(value) => {
+            #[cfg(feature = "simulated")]
+            crate::simulated::assert_nothing_wrong();
+            value
+        }
         Err(RecvTimeoutError::Timeout) => panic!("still not over after {limit:?}: a hang"),
         Err(RecvTimeoutError::Disconnected) => match thread.join() {
             Err(payload) => std::panic::resume_unwind(payload),
@@ -46,6 +50,9 @@ const CHILD: &str = "WARPFEED_TEST_CHILD";
 
 /// This test, started again in a process of its own; there `is_child` holds.
 pub(crate) fn again(test: &str) -> Command {
+    // The test may lie in a module of the binary: its thread has the whole name.
+    let thread = std::thread::current();
+    let test = thread.name().filter(|name| name.ends_with(test)).unwrap_or(test);
     let mut command = Command::new(std::env::current_exe().unwrap());
     command.args([test, "--exact", "--nocapture", "--test-threads=1"]).env(CHILD, test);
     command.stdin(Stdio::null()).stdout(Stdio::piped()).stderr(Stdio::piped());
@@ -53,7 +60,7 @@ pub(crate) fn again(test: &str) -> Command {
 }
 
 pub(crate) fn is_child(test: &str) -> bool {
-    std::env::var(CHILD).is_ok_and(|name| name == test)
+    std::env::var(CHILD).is_ok_and(|name| name.ends_with(test))
 }
 
 /// Runs `code` in a process where no other test disturbs what is measured. `test` is the caller's own name.
@@ -156,7 +163,7 @@ pub(crate) fn device_with(options: CpuOptions) -> Device {
 }
 
 #[cfg(feature = "simulated")]
-pub(crate) use super::simulated::device_with;
+pub(crate) use crate::simulated::device_with;
 
 /// A device and a stream of it.
 pub(crate) fn device_and_stream() -> (Device, Stream) {
