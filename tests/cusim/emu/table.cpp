@@ -5,7 +5,8 @@
 #define EMU_KERNELS(X) \
     X(spin)            \
     X(fill_check)      \
-    X(block_sum)
+    X(block_sum)       \
+    X(cusim_increment)
 
 EMU_KERNELS(EMU_DECLARE)
 const EmuKernel emu_kernels[] = {EMU_KERNELS(EMU_ENTRY)};

@@ -1,0 +1,100 @@
+//! What every call of the driver goes through before it does anything.
+
+use crate::context;
+use crate::error::{Code, Result};
+use crate::state;
+use std::cell::Cell;
+use std::ffi::c_int;
+use std::sync::atomic::{AtomicI32, Ordering};
+
+/// What a function needs.
+#[derive(Clone, Copy, PartialEq, Eq)]
+pub enum Level {
+    /// Nothing.
+    Any,
+    /// cuInit.
+    Init,
+    /// A current context that has not failed.
+    Context,
+    /// The same, and it is one of the calls that CUDA calls potentially unsafe during stream capture.
+    Unsafe,
+}
+
+thread_local! {
+    static IN_HOST_FUNCTION: Cell<bool> = const { Cell::new(false) };
+}
+
+pub fn in_host_function(f: impl FnOnce()) {
+    IN_HOST_FUNCTION.set(true);
+    f();
+    IN_HOST_FUNCTION.set(false);
+}
+
+/// The process that initialised the driver; 0 before that.
+static OWNER: AtomicI32 = AtomicI32::new(0);
+
+pub fn own() {
+    OWNER.store(process(), Ordering::SeqCst);
+}
+
+pub fn disown() {
+    OWNER.store(0, Ordering::SeqCst);
+}
+
+fn process() -> i32 {
+    // SAFETY: getpid has no preconditions.
+    unsafe { libc::getpid() }
+}
+
+/// The name of a function without the version in its symbol.
+pub fn base_name(symbol: &str) -> &str {
+    match symbol.rsplit_once("_v") {
+        Some((base, version)) if version.len() == 1 => base,
+        _ => symbol,
+    }
+}
+
+pub fn call(symbol: &'static str, level: Level, body: impl FnOnce() -> Result) -> c_int {
+    match admit(base_name(symbol), level).and_then(|()| body()) {
+        Ok(()) => 0,
+        Err(code) => code.0,
+    }
+}
+
+fn admit(name: &'static str, level: Level) -> Result {
+    // The child of a fork has no driver, and perhaps a lock that nobody will ever give back.
+    let owner = OWNER.load(Ordering::SeqCst);
+    if owner != 0 && owner != process() && level != Level::Any {
+        return Err(Code::NOT_INITIALIZED);
+    }
+    let mut state = state::lock();
+    *state.calls.entry(name).or_default() += 1;
+    if IN_HOST_FUNCTION.get() {
+        state.blame(name, 0, || format!("{name} is called from a host function"));
+        return Err(Code::NOT_PERMITTED);
+    }
+    if level != Level::Any && state.shut_down {
+        return Err(Code::DEINITIALIZED);
+    }
+    if let Some(fault) = state.faults.strike(name) {
+        if fault.sticky
+            && let Ok(current) = context::current()
+            && let Some(context) = state.contexts.get(&current)
+        {
+            context.poison.set(fault.code);
+        }
+        return Err(fault.code);
+    }
+    if level == Level::Any {
+        return Ok(());
+    }
+    if !state.initialised {
+        return Err(Code::NOT_INITIALIZED);
+    }
+    if level == Level::Init {
+        return Ok(());
+    }
+    let context = state.context(context::current()?)?;
+    context.poison.check()?;
+    Ok(())
+}

@@ -1,0 +1,39 @@
+//! One driver a process: each test has it to itself, freshly reset.
+
+use cuda::Sim;
+use std::ops::Deref;
+use std::sync::{Mutex, MutexGuard, PoisonError};
+
+/// `cusim_increment(unsigned* p, unsigned n)` of `emu/table.cpp`.
+#[allow(dead_code)] // not all test files launch it
+pub const INCREMENT: &str = "
+.version 8.0
+.target sm_75
+.address_size 64
+.visible .entry cusim_increment(.param .u64 cusim_increment_param_0, .param .u32 cusim_increment_param_1)
+{
+    ret; // never run: the simulator runs emu/table.cpp
+}
+";
+
+static LOCK: Mutex<()> = Mutex::new(());
+
+pub struct Locked {
+    sim: Sim,
+    _lock: MutexGuard<'static, ()>,
+}
+
+impl Deref for Locked {
+    type Target = Sim;
+
+    fn deref(&self) -> &Sim {
+        &self.sim
+    }
+}
+
+pub fn sim() -> Locked {
+    let lock = LOCK.lock().unwrap_or_else(PoisonError::into_inner);
+    let sim = Sim::attach().expect("the simulated driver is what this process finds");
+    sim.reset();
+    Locked { sim, _lock: lock }
+}
