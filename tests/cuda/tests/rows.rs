@@ -1,6 +1,11 @@
 //! The tests of the root, on CUDA devices of the simulated driver.
 
-#![allow(clippy::unwrap_used, clippy::expect_used, clippy::panic, reason = "a test stops at the first surprise")]
+#![allow(
+    clippy::unwrap_used,
+    clippy::expect_used,
+    clippy::panic,
+    reason = "a test stops at the first surprise"
+)]
 
 extern crate warpfeed_cuda as warpfeed;
 

@@ -1,5 +1,6 @@
 //! What the simulated machine is like. Set by `CUSIM_*` variables at first use, and by tests at any time.
 
+use std::collections::BTreeMap;
 use std::fmt::{Display, Write};
 use std::str::FromStr;
 use std::sync::{LazyLock, PoisonError, RwLock, RwLockReadGuard};
@@ -151,6 +152,24 @@ static CONFIG: LazyLock<RwLock<Config>> = LazyLock::new(|| RwLock::new(Config::f
 
 pub fn read() -> RwLockReadGuard<'static, Config> {
     CONFIG.read().unwrap_or_else(PoisonError::into_inner)
+}
+
+static DEVICES: LazyLock<RwLock<BTreeMap<usize, Config>>> = LazyLock::new(RwLock::default);
+
+/// What device `number` of the machine is like: as the machine, or as was said of it alone.
+pub fn of(number: usize) -> Config {
+    let devices = DEVICES.read().unwrap_or_else(PoisonError::into_inner);
+    devices.get(&number).cloned().unwrap_or_else(|| read().clone())
+}
+
+/// Sets device `number` apart from the machine.
+pub fn set_apart(number: usize, config: Config) {
+    DEVICES.write().unwrap_or_else(PoisonError::into_inner).insert(number, config);
+}
+
+/// All devices are as the machine again.
+pub fn forget_devices() {
+    DEVICES.write().unwrap_or_else(PoisonError::into_inner).clear();
 }
 
 pub fn replace(config: Config) {

@@ -34,6 +34,14 @@ fn answer(verb: &str, rest: &str) -> Result<String, String> {
     let mut number = move || numbers.next().unwrap_or_else(|| Err("a number is missing".into()));
     match verb {
         "config" => return Ok(config::read().to_text()),
+        "device" => return Ok(config::of(number()?).to_text()),
+        "configure_device" => {
+            let (number, rest) = rest.split_once('\n').ok_or("no settings")?;
+            let number = number.trim().parse().map_err(|_| format!("no number: {number:?}"))?;
+            let mut new = config::of(number);
+            new.apply(rest)?;
+            config::set_apart(number, new);
+        }
         "report" => return Ok(report(rest == "take")),
         "configure" => {
             let mut new = config::read().clone();
@@ -109,5 +117,6 @@ fn reset() {
     }
     state::lock().reset();
     config::replace(config::Config::from_environment());
+    config::forget_devices();
     entry::disown();
 }

@@ -46,6 +46,7 @@ struct Queue {
 }
 
 pub struct Lane {
+    device: usize,
     queue: Mutex<Queue>,
     wake: Condvar,
     poison: Arc<Poison>,
@@ -53,8 +54,8 @@ pub struct Lane {
 
 impl Lane {
     /// Starts the thread of stream number `id`.
-    pub fn start(id: usize, poison: Arc<Poison>) -> Result<Arc<Lane>> {
-        let lane = Arc::new(Lane { queue: Mutex::default(), wake: Condvar::new(), poison });
+    pub fn start(id: usize, device: usize, poison: Arc<Poison>) -> Result<Arc<Lane>> {
+        let lane = Arc::new(Lane { device, queue: Mutex::default(), wake: Condvar::new(), poison });
         let own = lane.clone();
         let thread = std::thread::Builder::new().name(format!("cusim-{id}"));
         thread.spawn(move || own.run()).map_err(|_| Code::OUT_OF_MEMORY)?;
@@ -129,7 +130,7 @@ impl Lane {
             for fence in &op.after {
                 fence.wait();
             }
-            let delay = delay(op.number);
+            let delay = delay(self.device, op.number);
             if !delay.is_zero() {
                 std::thread::sleep(delay);
             }
@@ -139,9 +140,9 @@ impl Lane {
     }
 }
 
-/// The delay before operation `number`: from the seed alone, so that a run can be repeated.
-fn delay(number: u64) -> Duration {
-    let config = config::read();
+/// The delay before operation `number` of a device's stream: from the seed alone, so that a run can be repeated.
+fn delay(device: usize, number: u64) -> Duration {
+    let config = config::of(device);
     if config.delay_us == 0 {
         return Duration::ZERO;
     }

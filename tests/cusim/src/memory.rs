@@ -111,7 +111,8 @@ pub struct Memory {
     blocks: BTreeMap<usize, Block>,
     freed: VecDeque<(usize, usize, String)>,
     next: u64,
-    pub pinned_bytes: usize,
+    /// Bytes that are page-locked, by context.
+    pinned: BTreeMap<usize, usize>,
     /// Bytes in use, by device.
     used: BTreeMap<usize, usize>,
 }
@@ -170,13 +171,14 @@ impl Memory {
         Ok(self.insert(base, n, Place::Device(device), context))
     }
 
-    /// `n` bytes of page-locked memory; `limit` bytes can be page-locked in all (0: any number).
+    /// `n` bytes of page-locked memory; `limit` bytes can be page-locked by a context (0: any number).
     pub fn pin(&mut self, n: usize, flags: u32, limit: usize, context: usize) -> Result<&Block> {
         if n == 0 || flags & !7 != 0 {
             return Err(Code::INVALID_VALUE);
         }
-        self.reserve_pinned(n, limit)?;
-        let (base, alias) = map_twice(n).inspect_err(|_| self.pinned_bytes -= n)?;
+        self.check_pinned(n, limit, context)?;
+        let (base, alias) = map_twice(n)?;
+        *self.pinned.entry(context).or_default() += n;
         Ok(self.insert(base, n, Place::Pinned { alias, flags }, context))
     }
 
@@ -195,16 +197,14 @@ impl Memory {
         if before.is_some_and(|(_, block)| base < block.base + block.len) {
             return Err(Code::HOST_MEMORY_ALREADY_REGISTERED);
         }
-        self.reserve_pinned(n, limit)?;
+        self.check_pinned(n, limit, context)?;
+        *self.pinned.entry(context).or_default() += n;
         Ok(self.insert(base, n, Place::Registered { flags }, context))
     }
 
-    fn reserve_pinned(&mut self, n: usize, limit: usize) -> Result {
-        if limit != 0 && self.pinned_bytes + n > limit {
-            return Err(Code::OUT_OF_MEMORY);
-        }
-        self.pinned_bytes += n;
-        Ok(())
+    fn check_pinned(&self, n: usize, limit: usize, context: usize) -> Result {
+        let pinned = self.pinned.get(&context).copied().unwrap_or(0);
+        if limit != 0 && pinned + n > limit { Err(Code::OUT_OF_MEMORY) } else { Ok(()) }
     }
 
     /// Takes a block out of the books; the pages are the caller's to unmap. `by` says who freed it.
@@ -214,7 +214,7 @@ impl Memory {
             Place::Device(device) => {
                 *self.used.entry(device).or_default() -= granule(block.len);
             }
-            _ => self.pinned_bytes -= block.len,
+            _ => *self.pinned.entry(block.context).or_default() -= block.len,
         }
         if !matches!(block.place, Place::Registered { .. }) {
             self.freed.push_back((block.base, block.base + block.len, by));

@@ -138,6 +138,15 @@ impl Sim {
         self.configure(&config);
     }
 
+    /// Changes device `number` of the machine and leaves the others: its link, delays, memory, limit of page-locked
+    /// memory.
+    pub fn change_device(&self, number: usize, change: impl FnOnce(&mut Config)) {
+        let mut config = Config::default();
+        config.apply(&self.command(&format!("device {number}"))).expect("the driver's own configuration");
+        change(&mut config);
+        self.command(&format!("configure_device {number}\n{}", config.to_text()));
+    }
+
     /// What was seen since the last `take`.
     pub fn report(&self) -> Report {
         Report::read(&self.command("report"))

@@ -67,9 +67,10 @@ impl Work {
 
 impl State {
     pub fn add_stream(&mut self, key: usize, owner: usize, sort: Sort, flags: u32, priority: i32) -> Result {
-        let poison = self.context(owner)?.poison.clone();
+        let context = self.context(owner)?;
+        let (poison, device) = (context.poison.clone(), context.device);
         let id = self.detector.add_lane();
-        let lane = Lane::start(id, poison)?;
+        let lane = Lane::start(id, device, poison)?;
         let tail = Fence::passed(self.detector.lane(id).clone());
         let created = sort == Sort::Created;
         let stream = Stream { context: owner, lane, id, flags, priority, created, sort, tail };

@@ -104,7 +104,7 @@ impl Copy {
     fn reserve_link(&self) -> Option<Instant> {
         static LINKS: LazyLock<Mutex<HashMap<(usize, bool), Instant>>> = LazyLock::new(Mutex::default);
         let (gbps, fixed) = {
-            let config = config::read();
+            let config = self.to.or(self.from).map_or_else(|| config::read().clone(), config::of);
             (config.gbps, Duration::from_micros(config.copy_us))
         };
         let mut ways = vec![];

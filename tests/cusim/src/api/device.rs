@@ -18,8 +18,8 @@ api! {
         put_text(name, n, &format!("cusim {number}"))
     }
     Init fn cuDeviceTotalMem_v2(bytes: *mut usize, device: c_int) {
-        state::lock().device(device)?;
-        put(bytes, config::read().memory)
+        let number = state::lock().device(device)?;
+        put(bytes, config::of(number).memory)
     }
     Init fn cuDeviceGetUuid(uuid: *mut [u8; 16], device: c_int) { put(uuid, self::uuid(device)?) }
     Init fn cuDeviceGetUuid_v2(uuid: *mut [u8; 16], device: c_int) { put(uuid, self::uuid(device)?) }

@@ -28,7 +28,7 @@ api! {
         let owner = state.stream(key)?.context;
         let device = state.context(owner)?.device;
         state.reclaim();
-        let block = state.memory.allocate(device, n, config::read().memory, owner)?;
+        let block = state.memory.allocate(device, n, config::of(device).memory, owner)?;
         // Other streams may use it only after this.
         let (base, touch) = (block.base, block.whole(Kind::Write));
         let work = Work::new("cuMemAllocAsync", Action::Nothing).touching(vec![touch]);
@@ -53,8 +53,10 @@ api! {
     Unsafe fn cuMemHostAlloc(out: *mut usize, n: usize, flags: c_uint) { put(out, pin(n, flags)?) }
     Unsafe fn cuMemFreeHost(p: usize) { free("cuMemFreeHost", p, |place| matches!(place, Place::Pinned { .. })) }
     Unsafe fn cuMemHostRegister_v2(p: usize, n: usize, flags: c_uint) {
-        let limit = config::read().pin_limit;
-        state::lock().memory.register(p, n, flags, limit, context::current()?).map(drop)
+        let owner = context::current()?;
+        let mut state = state::lock();
+        let limit = config::of(state.context(owner)?.device).pin_limit;
+        state.memory.register(p, n, flags, limit, owner).map(drop)
     }
     Unsafe fn cuMemHostUnregister(p: usize) {
         free("cuMemHostUnregister", p, |place| matches!(place, Place::Registered { .. }))
@@ -78,7 +80,7 @@ api! {
     Context fn cuMemGetInfo_v2(free: *mut usize, total: *mut usize) {
         let state = state::lock();
         let device = state.context(context::current()?)?.device;
-        let all = config::read().memory;
+        let all = config::of(device).memory;
         put(free, all.saturating_sub(state.memory.used(device)))?;
         put(total, all)
     }
@@ -116,12 +118,14 @@ fn allocate(n: usize) -> Result<usize> {
     let owner = context::current()?;
     let mut state = state::lock();
     let device = state.context(owner)?.device;
-    Ok(state.memory.allocate(device, n, config::read().memory, owner)?.base)
+    Ok(state.memory.allocate(device, n, config::of(device).memory, owner)?.base)
 }
 
 fn pin(n: usize, flags: u32) -> Result<usize> {
-    let limit = config::read().pin_limit;
-    Ok(state::lock().memory.pin(n, flags, limit, context::current()?)?.base)
+    let owner = context::current()?;
+    let mut state = state::lock();
+    let limit = config::of(state.context(owner)?.device).pin_limit;
+    Ok(state.memory.pin(n, flags, limit, owner)?.base)
 }
 
 /// Frees at once. Work in flight on the memory is a report, though the driver waits for it before it unmaps.
