@@ -159,7 +159,9 @@ fn row_16_a_ceiling_on_locked_memory_is_kept_and_named() {
         assert!(c.pageable_copies > 0, "{c:?}");
         let warnings = warnings(&log);
         assert_eq!(warnings.len(), 1, "{log:?}");
-        assert!(warnings[0].contains(&ceiling.to_string()) || !can_lock(4096), "{warnings:?}");
+        // A CUDA driver does not say what its ceiling is.
+        let named = warnings[0].contains(&ceiling.to_string()) || !device.is_cpu();
+        assert!(named || !can_lock(4096), "{warnings:?}");
     });
 }
 
@@ -278,6 +280,7 @@ fn row_21_nothing_is_locked_or_unlocked_in_the_steady_state() {
 }
 
 #[test]
+#[cfg(not(feature = "simulated"))] // There is a driver, then.
 fn row_25_without_a_driver_the_best_device_is_the_cpu() {
     within(MINUTE, || {
         let (device, log) = logged(|| Device::auto().unwrap());

@@ -3,7 +3,7 @@
 use crate::config;
 use crate::detector::{Kind, Span, Touch};
 use crate::error::{Code, Result};
-use crate::memory::Found;
+use crate::memory::{self, Found};
 use crate::state::{self, State};
 use crate::stream::{self, Work};
 use crate::work::{Action, Copy, Fill};
@@ -156,6 +156,10 @@ impl State {
                 span.lo - block.base,
                 block.named()
             ),
+            // The program may have pages of its own at an address that was the driver's.
+            Found::Freed(_) if !matches!(end, End::Device(_)) && memory::mapped(span.lo, span.hi() - span.lo) => {
+                return Ok(Located { address: span.lo, touch: None, device: None });
+            }
             Found::Freed(by) => format!("USE AFTER FREE: {call} of memory that was freed by {by}"),
             Found::Unknown if matches!(end, End::Device(_)) => {
                 format!("BAD POINTER: {call} is given an address that is no device memory")

@@ -287,7 +287,7 @@ fn map_twice(n: usize) -> Result<(usize, usize)> {
 }
 
 /// Whether all pages of the range belong to the process.
-fn mapped(base: usize, n: usize) -> bool {
+pub fn mapped(base: usize, n: usize) -> bool {
     let lo = base & !(PAGE - 1);
     let len = pages(base + n - lo);
     let mut resident = vec![0u8; len / PAGE];

@@ -9,7 +9,7 @@ use cuda::{Config, Sim};
 use warpfeed::{CpuOptions, CudaOptions, Device};
 
 /// Devices in the machine: more than any test binary takes.
-const DEVICES: usize = 600;
+const DEVICES: usize = 10_000;
 
 /// The simulated driver. What comes first decides what the machine is like: `CUSIM_*` variables still count.
 pub(crate) fn sim() -> Sim {
