@@ -130,7 +130,13 @@ impl State {
 
 /// cuCtxSynchronize for the context `handle`.
 pub fn synchronize(handle: usize) -> Result {
-    let tails = state::lock().tails(handle);
+    let tails = {
+        let mut state = state::lock();
+        let keys: Vec<usize> =
+            state.streams.iter().filter(|(_, s)| s.context == handle).map(|(k, _)| *k).collect();
+        keys.into_iter().try_for_each(|key| state.refuse_capturing(key))?;
+        state.tails(handle)
+    };
     tails.iter().for_each(|tail| tail.wait());
     let mut state = state::lock();
     tails.iter().for_each(|tail| state.host_knows(&tail.clock));
@@ -156,6 +162,11 @@ pub fn destroy(handle: usize) -> Result {
     let state = &mut *state;
     let context = state.contexts.remove(&handle).ok_or(Code::INVALID_CONTEXT)?;
     let before = state.live();
+    for stream in state.streams.values().filter(|stream| stream.context == handle) {
+        if let Some(tip) = &stream.capture {
+            state.captures.remove(&tip.capture);
+        }
+    }
     let gone: Vec<usize> =
         state.streams.iter().filter(|(_, s)| s.context == handle).map(|(k, _)| *k).collect();
     for key in gone {
@@ -166,6 +177,8 @@ pub fn destroy(handle: usize) -> Result {
     state.per_thread.retain(|(owner, _), _| *owner != handle);
     state.events.retain(|_, event| event.context != handle);
     state.modules.retain(|_, module| module.context != handle);
+    state.graphs.retain(|_, graph| graph.context != handle);
+    state.execs.retain(|_, exec| exec.context != handle);
     state.functions.retain(|_, function| function.context != handle);
     let bases: Vec<usize> = state.memory.blocks().filter(|b| b.context == handle).map(|b| b.base).collect();
     let by = || format!("the end of the context of device {}", context.device);

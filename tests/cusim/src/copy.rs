@@ -80,7 +80,9 @@ impl Transfer {
         let key = state.resolve(self.stream)?;
         let owner = state.stream(key)?.context;
         let (dst, src) = self.locate(&mut state)?;
-        let upload = src.pageable() && dst.device.is_some();
+        // A copy that is captured reads pageable memory when the graph runs.
+        let captured = state.stream(key)?.capture.is_some();
+        let upload = src.pageable() && dst.device.is_some() && !captured;
         let staged = if upload {
             drop(state);
             // The synchronous form waits for the stream first; the other one may.
@@ -118,7 +120,10 @@ impl Transfer {
         let detail = format!(" {} B", self.width * self.rows);
         let done = state.submit(key, Work::new(self.call, action).touching(touches).detail(detail))?;
         drop(state);
-        if waits { stream::settle(&done, owner) } else { Ok(()) }
+        match done {
+            Some(done) if waits => stream::settle(&done, owner),
+            _ => Ok(()),
+        }
     }
 
     fn stage(&self) -> Arc<[u8]> {
@@ -196,8 +201,8 @@ pub fn fill(call: &'static str, stream: usize, fill: Fill) -> Result {
     let done = state.submit(key, Work::new(call, action).touching(vec![touch]).detail(detail))?;
     drop(state);
     // Asynchronous also without Async in the name, unless the target is page-locked memory.
-    if at.device.is_none() && !call.ends_with("Async") {
-        return stream::settle(&done, owner);
+    match done {
+        Some(done) if at.device.is_none() && !call.ends_with("Async") => stream::settle(&done, owner),
+        _ => Ok(()),
     }
-    Ok(())
 }

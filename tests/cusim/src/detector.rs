@@ -84,6 +84,13 @@ pub struct Touch {
     pub kind: Kind,
 }
 
+impl Touch {
+    pub fn conflicts(&self, other: &Touch) -> bool {
+        let write = self.kind == Kind::Write || other.kind == Kind::Write;
+        write && self.object == other.object && self.span.meets(&other.span)
+    }
+}
+
 /// An operation that was given to a stream.
 #[derive(Clone)]
 pub struct Stamp {

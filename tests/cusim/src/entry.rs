@@ -96,5 +96,8 @@ fn admit(name: &'static str, level: Level) -> Result {
     }
     let context = state.context(context::current()?)?;
     context.poison.check()?;
+    if level == Level::Unsafe {
+        state.check_unsafe_call()?;
+    }
     Ok(())
 }

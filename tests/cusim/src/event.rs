@@ -1,5 +1,6 @@
 //! Events. Each record is a new generation; a wait is for the latest record at the time of the call.
 
+use crate::capture::Tip;
 use crate::context;
 use crate::error::{Code, Result};
 use crate::fence::Fence;
@@ -16,6 +17,8 @@ pub struct Event {
     pub flags: u32,
     /// The latest record; `None` before the first.
     pub last: Option<Arc<Fence>>,
+    /// The latest record was in a capture.
+    pub captured: Option<Tip>,
 }
 
 impl State {
@@ -31,7 +34,7 @@ pub fn create(flags: u32) -> Result<usize> {
     let context = context::current()?;
     let mut state = state::lock();
     let handle = state.new_handle();
-    state.events.insert(handle, Event { context, flags, last: None });
+    state.events.insert(handle, Event { context, flags, last: None, captured: None });
     Ok(handle)
 }
 
@@ -39,26 +42,45 @@ pub fn destroy(handle: usize) -> Result {
     state::lock().events.remove(&handle).map(drop).ok_or(Code::INVALID_HANDLE)
 }
 
-pub fn record(handle: usize, stream: usize) -> Result {
-    let mut state = state::lock();
-    let key = state.resolve(stream)?;
-    if state.event(handle)?.context != state.stream(key)?.context {
-        return Err(Code::INVALID_HANDLE);
+impl State {
+    /// `external`: in a capture, a node that records at each launch.
+    pub fn record_event(&mut self, key: usize, handle: usize, external: bool) -> Result {
+        if self.event(handle)?.context != self.stream(key)?.context {
+            return Err(Code::INVALID_HANDLE);
+        }
+        if self.capture_record(key, handle, external)?.is_some() {
+            return Ok(());
+        }
+        let done = self.submit(key, Work::new("cuEventRecord", Action::Nothing))?;
+        if let Some(event) = self.events.get_mut(&handle) {
+            event.last = done;
+            event.captured = None;
+        }
+        Ok(())
     }
-    let done = state.submit(key, Work::new("cuEventRecord", Action::Nothing))?;
-    if let Some(event) = state.events.get_mut(&handle) {
-        event.last = Some(done);
+
+    /// `external`: in a capture, a node that waits at each launch.
+    pub fn wait_event(&mut self, key: usize, handle: usize, external: bool) -> Result {
+        if self.capture_wait(key, handle, external)?.is_some() {
+            return Ok(());
+        }
+        if let Some(fence) = self.event(handle)?.last.clone() {
+            self.submit(key, Work::new("cuStreamWaitEvent", Action::Nothing).after(fence))?;
+        }
+        Ok(())
     }
-    Ok(())
 }
 
-pub fn wait(stream: usize, handle: usize) -> Result {
+pub fn record(handle: usize, stream: usize, external: bool) -> Result {
     let mut state = state::lock();
     let key = state.resolve(stream)?;
-    if let Some(fence) = state.event(handle)?.last.clone() {
-        state.submit(key, Work::new("cuStreamWaitEvent", Action::Nothing).after(fence))?;
-    }
-    Ok(())
+    state.record_event(key, handle, external)
+}
+
+pub fn wait(stream: usize, handle: usize, external: bool) -> Result {
+    let mut state = state::lock();
+    let key = state.resolve(stream)?;
+    state.wait_event(key, handle, external)
 }
 
 pub fn query(handle: usize) -> Result {
@@ -77,7 +99,11 @@ pub fn synchronize(handle: usize) -> Result {
 }
 
 fn last(handle: usize) -> Result<Option<(Arc<Fence>, usize)>> {
-    let state = state::lock();
+    let mut state = state::lock();
+    if let Some(tip) = state.event(handle)?.captured.clone() {
+        return Err(state.invalidate(tip.capture, Code::CAPTURED_EVENT));
+    }
+    state.check_unsafe_call()?;
     let event = state.event(handle)?;
     Ok(event.last.clone().map(|fence| (fence, event.context)))
 }

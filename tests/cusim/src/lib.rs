@@ -9,6 +9,7 @@
 
 // Not the rlib's: there they are compiled and never run.
 mod api;
+mod capture;
 mod clock;
 mod config;
 mod context;
@@ -20,6 +21,7 @@ mod error;
 mod event;
 mod fault;
 mod fence;
+mod graph;
 mod guard;
 mod kernel;
 mod lane;

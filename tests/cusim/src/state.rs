@@ -1,5 +1,6 @@
 //! All objects of the driver, under one lock. Nothing waits while it holds the lock.
 
+use crate::capture::Capture;
 use crate::clock::Clock;
 use crate::context::Context;
 use crate::detector::{Detector, Findings};
@@ -7,6 +8,7 @@ use crate::error::{Code, Result};
 use crate::event::Event;
 use crate::fault::Faults;
 use crate::fence::Fence;
+use crate::graph::{Exec, Graph};
 use crate::guard;
 use crate::memory::{Mapping, Memory};
 use crate::module::{Function, Module};
@@ -29,6 +31,9 @@ pub struct State {
     pub streams: BTreeMap<usize, Stream>,
     pub per_thread: HashMap<(usize, usize), usize>,
     pub events: BTreeMap<usize, Event>,
+    pub captures: BTreeMap<usize, Capture>,
+    pub graphs: BTreeMap<usize, Graph>,
+    pub execs: BTreeMap<usize, Exec>,
     pub modules: BTreeMap<usize, Module>,
     pub functions: BTreeMap<usize, Function>,
     pub memory: Memory,
@@ -118,6 +123,7 @@ impl State {
             ("streams", self.streams.values().filter(|stream| stream.created).count()),
             ("events", self.events.len()),
             ("modules", self.modules.len()),
+            ("graphs", self.graphs.len() + self.execs.len()),
             ("contexts", self.contexts.len()),
         ])
     }

@@ -1,5 +1,6 @@
 //! Streams, and how work is given to them.
 
+use crate::capture::Tip;
 use crate::context;
 use crate::detector::Touch;
 use crate::error::{Code, Result};
@@ -31,11 +32,14 @@ pub struct Stream {
     /// By cuStreamCreate, and not destroyed.
     pub created: bool,
     pub sort: Sort,
+    /// Where it is in a capture.
+    pub capture: Option<Tip>,
     /// The last work that was given to it.
     pub tail: Arc<Fence>,
 }
 
 /// Work for a stream.
+#[derive(Clone)]
 pub struct Work {
     /// The function that was called.
     pub call: &'static str,
@@ -56,6 +60,11 @@ impl Work {
         Work { after: vec![fence], ..self }
     }
 
+    pub fn inside_graph(mut self) -> Work {
+        self.detail.push_str(" in a graph");
+        self
+    }
+
     pub fn touching(self, touches: Vec<Touch>) -> Work {
         Work { touches, ..self }
     }
@@ -63,6 +72,11 @@ impl Work {
     pub fn detail(self, detail: String) -> Work {
         Work { detail, ..self }
     }
+}
+
+pub fn this_thread() -> usize {
+    // SAFETY: pthread_self has no preconditions.
+    unsafe { libc::pthread_self() as usize }
 }
 
 impl State {
@@ -73,7 +87,7 @@ impl State {
         let lane = Lane::start(id, device, poison)?;
         let tail = Fence::passed(self.detector.lane(id).clone());
         let created = sort == Sort::Created;
-        let stream = Stream { context: owner, lane, id, flags, priority, created, sort, tail };
+        let stream = Stream { context: owner, lane, id, flags, priority, created, sort, capture: None, tail };
         self.streams.insert(key, stream);
         Ok(())
     }
@@ -93,8 +107,7 @@ impl State {
             0 | LEGACY => Ok(self.context(context::current()?)?.legacy),
             PER_THREAD => {
                 let owner = context::current()?;
-                // SAFETY: pthread_self has no preconditions.
-                let thread = unsafe { libc::pthread_self() } as usize;
+                let thread = this_thread();
                 if let Some(key) = self.per_thread.get(&(owner, thread)) {
                     return Ok(*key);
                 }
@@ -107,8 +120,12 @@ impl State {
         }
     }
 
-    /// Gives work to a stream.
-    pub fn submit(&mut self, key: usize, mut work: Work) -> Result<Arc<Fence>> {
+    /// Gives work to a stream; `None`: the stream is being captured, and the work is not done now.
+    pub fn submit(&mut self, key: usize, mut work: Work) -> Result<Option<Arc<Fence>>> {
+        if self.stream(key)?.capture.is_some() {
+            return self.capture_work(key, work).map(|()| None);
+        }
+        self.refuse_implicit(key)?;
         let stream = self.streams.get(&key).ok_or(Code::INVALID_HANDLE)?;
         let (id, lane) = (stream.id, stream.lane.clone());
         work.after.extend(self.legacy_order(key)?);
@@ -129,7 +146,7 @@ impl State {
         if let Some(stream) = self.streams.get_mut(&key) {
             stream.tail = done.clone();
         }
-        Ok(done)
+        Ok(Some(done))
     }
 
     /// What the legacy stream's implicit order makes new work of `key` wait for.
@@ -164,12 +181,14 @@ pub fn settle(fence: &Fence, owner: usize) -> Result {
 fn tail(handle: usize) -> Result<(Arc<Fence>, usize)> {
     let mut state = state::lock();
     let key = state.resolve(handle)?;
+    state.refuse_capturing(key)?;
     let stream = state.stream(key)?;
-    let owner = stream.context;
+    let (owner, tail) = (stream.context, stream.tail.clone());
     if stream.sort == Sort::Legacy {
-        return Ok((state.submit(key, Work::new("cuStreamSynchronize", Action::Nothing))?, owner));
+        let all = state.submit(key, Work::new("cuStreamSynchronize", Action::Nothing))?;
+        return Ok((all.unwrap_or(tail), owner));
     }
-    Ok((stream.tail.clone(), owner))
+    Ok((tail, owner))
 }
 
 pub fn synchronize(handle: usize) -> Result {
@@ -197,6 +216,9 @@ pub fn destroy(handle: usize) -> Result {
     }
     let Some(stream) = state.streams.remove(&handle) else { return Err(Code::INVALID_HANDLE) };
     stream.lane.close();
+    if let Some(tip) = &stream.capture {
+        state.invalidate(tip.capture, Code::CAPTURE_INVALIDATED);
+    }
     if let Some(context) = state.contexts.get_mut(&stream.context)
         && stream.tail.time().is_none()
     {

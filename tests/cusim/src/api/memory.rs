@@ -27,6 +27,7 @@ api! {
         let key = state.resolve(stream)?;
         let owner = state.stream(key)?.context;
         let device = state.context(owner)?.device;
+        state.refuse_memory_nodes(key)?;
         state.reclaim();
         let block = state.memory.allocate(device, n, config::of(device).memory, owner)?;
         // Other streams may use it only after this.
@@ -38,6 +39,7 @@ api! {
     Context fn cuMemFreeAsync(p: usize, stream: usize) {
         let mut state = state::lock();
         let key = state.resolve(stream)?;
+        state.refuse_memory_nodes(key)?;
         let Some(block) = state.memory.get(p).filter(|block| block.device().is_some()).cloned() else {
             state.blame_free("cuMemFreeAsync", p);
             return Err(Code::INVALID_VALUE);
@@ -154,6 +156,15 @@ fn free(call: &'static str, p: usize, right: fn(&Place) -> bool) -> Result {
 }
 
 impl state::State {
+    /// Graphs that own memory are not simulated.
+    fn refuse_memory_nodes(&self, key: usize) -> Result {
+        if self.stream(key)?.capture.is_some() {
+            crate::unknown::complain("stream-ordered memory inside a capture");
+            return Err(Code::NOT_SUPPORTED);
+        }
+        Ok(())
+    }
+
     fn blame_free(&mut self, call: &'static str, p: usize) {
         use crate::{detector::Span, memory::Found};
         let text = match self.memory.find(&Span::bytes(p, 1)) {

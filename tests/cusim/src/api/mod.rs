@@ -19,6 +19,7 @@ mod context;
 mod copy;
 mod device;
 mod event;
+mod graph;
 mod memory;
 mod module;
 mod process;

@@ -20,7 +20,7 @@ api! {
         if flags > 1 {
             return Err(Code::INVALID_VALUE);
         }
-        event::wait(stream, event)
+        event::wait(stream, event, flags == 1)
     }
     Context fn cuLaunchHostFunc(stream: usize, function: Option<HostFn>, data: usize) {
         let function = function.ok_or(Code::INVALID_VALUE)?;

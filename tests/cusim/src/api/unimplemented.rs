@@ -69,7 +69,6 @@ unimplemented_api! {
     cuGraphClone
     cuGraphCreate
     cuGraphDebugDotPrint
-    cuGraphDestroy
     cuGraphDestroyNode
     cuGraphEventRecordNodeGetEvent
     cuGraphEventRecordNodeSetEvent
@@ -77,7 +76,6 @@ unimplemented_api! {
     cuGraphEventWaitNodeSetEvent
     cuGraphExecBatchMemOpNodeSetParams
     cuGraphExecChildGraphNodeSetParams
-    cuGraphExecDestroy
     cuGraphExecEventRecordNodeSetEvent
     cuGraphExecEventWaitNodeSetEvent
     cuGraphExecExternalSemaphoresSignalNodeSetParams
@@ -93,18 +91,14 @@ unimplemented_api! {
     cuGraphExternalSemaphoresWaitNodeGetParams
     cuGraphExternalSemaphoresWaitNodeSetParams
     cuGraphGetEdges
-    cuGraphGetNodes
-    cuGraphGetRootNodes
     cuGraphHostNodeGetParams
     cuGraphHostNodeSetParams
-    cuGraphInstantiateWithFlags
     cuGraphInstantiateWithParams
     cuGraphKernelNodeCopyAttributes
     cuGraphKernelNodeGetAttribute
     cuGraphKernelNodeGetParams_v2
     cuGraphKernelNodeSetAttribute
     cuGraphKernelNodeSetParams_v2
-    cuGraphLaunch
     cuGraphMemAllocNodeGetParams
     cuGraphMemFreeNodeGetParams
     cuGraphMemcpyNodeGetParams
@@ -115,12 +109,10 @@ unimplemented_api! {
     cuGraphNodeGetDependencies
     cuGraphNodeGetDependentNodes
     cuGraphNodeGetEnabled
-    cuGraphNodeGetType
     cuGraphNodeSetEnabled
     cuGraphReleaseUserObject
     cuGraphRemoveDependencies
     cuGraphRetainUserObject
-    cuGraphUpload
     cuGraphicsMapResources
     cuGraphicsResourceGetMappedMipmappedArray
     cuGraphicsResourceGetMappedPointer_v2
@@ -229,12 +221,8 @@ unimplemented_api! {
     cuStreamAddCallback
     cuStreamAttachMemAsync
     cuStreamBatchMemOp_v2
-    cuStreamBeginCapture_v2
     cuStreamCopyAttributes
-    cuStreamEndCapture
     cuStreamGetAttribute
-    cuStreamGetCaptureInfo_v2
-    cuStreamIsCapturing
     cuStreamSetAttribute
     cuStreamUpdateCaptureDependencies
     cuStreamWaitValue32_v2
@@ -281,7 +269,6 @@ unimplemented_api! {
     cuTexRefSetMipmapLevelBias
     cuTexRefSetMipmapLevelClamp
     cuTexRefSetMipmappedArray
-    cuThreadExchangeStreamCaptureMode
     cuUserObjectCreate
     cuUserObjectRelease
     cuUserObjectRetain

@@ -4,17 +4,9 @@ use cuda::Sim;
 use std::ops::Deref;
 use std::sync::{Mutex, MutexGuard, PoisonError};
 
-/// `cusim_increment(unsigned* p, unsigned n)` of `emu/table.cpp`.
+/// `cusim_increment(unsigned* p, unsigned n)`.
 #[allow(dead_code)] // not all test files launch it
-pub const INCREMENT: &str = "
-.version 8.0
-.target sm_75
-.address_size 64
-.visible .entry cusim_increment(.param .u64 cusim_increment_param_0, .param .u32 cusim_increment_param_1)
-{
-    ret; // never run: the simulator runs emu/table.cpp
-}
-";
+pub const INCREMENT: &str = include_str!("../increment.ptx");
 
 static LOCK: Mutex<()> = Mutex::new(());
 
