@@ -14,6 +14,8 @@ use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::path::{Path, PathBuf};
 use std::sync::OnceLock;
 
+use cudarc::driver::sys::{CUevent, CUresult};
+
 use crate::error::{Error, ErrorKind, Result};
 use crate::sync::Process;
 
@@ -312,6 +314,25 @@ impl Library {
             call.map_err(|error| self.lost(error))?(&mut count)
         };
         Ok((code, count))
+    }
+
+    /// The milliseconds between two events, written to `ms`. By the driver's first name for it, which every driver has:
+    /// cudarc's bindings for CUDA 13 have the one that came with 12.8 only.
+    ///
+    /// # Errors
+    /// [`ErrorKind::Device`] where the function is gone; what the driver says is its answer.
+    ///
+    /// # Safety
+    /// Both are events that live across the call, and the context is current.
+    pub(crate) unsafe fn elapsed_time(&self, ms: &mut f32, from: CUevent, to: CUevent) -> Result<CUresult> {
+        // SAFETY: the signature is cuda.h's: `CUresult cuEventElapsedTime(float *, CUevent, CUevent)`. It writes a float
+        // to the place it is given, which lives across the call; the events are the caller's.
+        unsafe {
+            let call = self
+                .handle
+                .get::<unsafe extern "C" fn(*mut f32, CUevent, CUevent) -> CUresult>("cuEventElapsedTime");
+            Ok(call.map_err(|error| self.lost(error))?(ms, from, to))
+        }
     }
 
     fn lost(&self, error: libloading::Error) -> Error {

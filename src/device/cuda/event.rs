@@ -5,6 +5,7 @@ use std::time::{Duration, Instant};
 
 use cudarc::driver::sys::{self, CUevent_flags_enum as Flags, CUresult};
 
+use super::driver::Library;
 use super::{Shared, check, in_host_function};
 use crate::device::counters::{add, sub};
 use crate::device::reaper;
@@ -104,8 +105,8 @@ impl Event {
     pub(crate) fn elapsed_since(&self, earlier: &Self) -> Result<Duration> {
         let _scope = self.device().enter()?;
         let mut ms = 0.0f32;
-        // SAFETY: a valid place for the answer; both events live across the call.
-        match unsafe { sys::cuEventElapsedTime(&mut ms, earlier.handle(), self.handle()) } {
+        // SAFETY: both events live across the call; the scope made the context current.
+        match unsafe { Library::load()?.elapsed_time(&mut ms, earlier.handle(), self.handle()) }? {
             CUresult::CUDA_ERROR_NOT_READY | CUresult::CUDA_ERROR_INVALID_HANDLE => {
                 let text = "no record of the event has passed yet, or one is under way";
                 Err(Error::new(ErrorKind::InvalidArgument, text))
