@@ -74,8 +74,11 @@ fn row_04_a_batch_is_handed_over_while_its_copy_is_under_way() {
             let at_work = ran.clone();
             batch.enqueue(&stream, move |_| at_work.store(true, Ordering::SeqCst)).unwrap();
             drop(batch);
-            assert!(start.elapsed() < copy / 2, "the host waited {:?} for a copy", start.elapsed());
-            assert!(!ran.load(Ordering::SeqCst), "work ran before the copy that it reads");
+            // A GPU's copies of pageable memory do wait: the counter says that there are any.
+            if pageable == 0 || device.is_cpu() {
+                assert!(start.elapsed() < copy / 2, "the host waited {:?} for a copy", start.elapsed());
+                assert!(!ran.load(Ordering::SeqCst), "work ran before the copy that it reads");
+            }
             stream.synchronize().unwrap();
             assert!(ran.load(Ordering::SeqCst) && device.counters().copy_busy >= copy);
             assert_eq!(

@@ -162,7 +162,9 @@ impl State {
                 block.named()
             ),
             // The program may have pages of its own at an address that was the driver's.
-            Found::Freed(_) if !matches!(end, End::Device(_)) && memory::mapped(span.lo, span.hi() - span.lo) => {
+            Found::Freed(_)
+                if matches!(end, End::Host(_)) && memory::mapped(span.lo, span.hi() - span.lo) =>
+            {
                 return Ok(Located { address: span.lo, touch: None, device: None });
             }
             Found::Freed(by) => format!("USE AFTER FREE: {call} of memory that was freed by {by}"),
