@@ -31,7 +31,7 @@ unsafe impl Sync for Raw {}
 /// How long a wait polls without sleeping: a copy that is nearly over costs no sleep.
 const SPIN: Duration = Duration::from_micros(10);
 const SHORTEST_SLEEP: Duration = Duration::from_micros(20);
-const LONGEST_SLEEP: Duration = Duration::from_micros(200);
+const LONGEST_SLEEP: Duration = Duration::from_micros(500);
 
 impl Event {
     pub(super) fn new(device: &Arc<Shared>, timed: bool) -> Result<Self> {
@@ -84,7 +84,6 @@ impl Event {
                 .map(|()| true);
         };
         let start = Instant::now();
-        let mut sleep = SHORTEST_SLEEP;
         loop {
             if self.poll()? {
                 return Ok(true);
@@ -96,8 +95,9 @@ impl Event {
             if waited < SPIN {
                 std::thread::yield_now();
             } else {
+                // In proportion, so that a wait ends late by an eighth at most.
+                let sleep = (waited / 8).clamp(SHORTEST_SLEEP, LONGEST_SLEEP);
                 std::thread::sleep(sleep.min(timeout - waited));
-                sleep = (sleep * 2).min(LONGEST_SLEEP);
             }
         }
     }

@@ -40,7 +40,8 @@ pub(crate) fn device_with(options: CpuOptions) -> Device {
         machine.gbps = options.link_gbps.unwrap_or(0.0);
         machine.copy_us = options.copy_time.map_or(0, |t| t.as_micros() as u64);
         if let Some((seed, longest)) = options.copy_delay {
-            (machine.seed, machine.delay_us) = (seed, longest.as_micros() as u64);
+            // Here every operation is late, not the copies alone: about 8 a batch.
+            (machine.seed, machine.delay_us) = (seed, longest.as_micros() as u64 / 8);
         }
         machine.memory = options.memory.unwrap_or(machine.memory);
         // The simulation has 0 for no limit.
