@@ -45,7 +45,9 @@ pub extern "C" fn shut_down() {
 pub fn own() {
     static ONCE: Once = Once::new();
     // SAFETY: the handler touches one static, and the library is never unloaded.
-    ONCE.call_once(|| drop(unsafe { libc::atexit(shut_down) }));
+    ONCE.call_once(|| unsafe {
+        libc::atexit(shut_down);
+    });
     OWNER.store(process(), Ordering::SeqCst);
 }
 
