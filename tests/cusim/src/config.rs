@@ -1,5 +1,6 @@
 //! What the simulated machine is like. Set by `CUSIM_*` variables at first use, and by tests at any time.
 
+use crate::consent;
 use std::collections::BTreeMap;
 use std::fmt::{Display, Write};
 use std::str::FromStr;
@@ -124,12 +125,12 @@ impl Config {
     /// over another machine than was asked for proves nothing.
     pub fn from_environment() -> Config {
         let mut config = Config::default();
-        for key in Self::KEYS {
-            let variable = format!("CUSIM_{}", key.to_uppercase());
-            if let Ok(value) = std::env::var(&variable)
-                && let Err(reason) = config.set(key, &value)
-            {
-                panic!("{variable}: {reason}");
+        for (name, value) in std::env::vars() {
+            let Some(key) = name.strip_prefix("CUSIM_").filter(|key| *key != consent::CLIENT) else {
+                continue;
+            };
+            if let Err(reason) = config.set(&key.to_lowercase(), &value) {
+                panic!("{name}: {reason}");
             }
         }
         config

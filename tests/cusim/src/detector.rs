@@ -131,6 +131,8 @@ pub struct Detector {
     /// What the host has seen done.
     pub host: Clock,
     lanes: Vec<Clock>,
+    /// Lanes of streams that were destroyed.
+    retired: Vec<usize>,
     shadow: HashMap<u64, Vec<Access>>,
     pub races: Findings,
     pub host_races: Findings,
@@ -139,9 +141,21 @@ pub struct Detector {
 }
 
 impl Detector {
+    /// A lane for a new stream: that of a destroyed one where the host has seen all of its work done, so that clocks
+    /// do not grow with every stream that ever was.
     pub fn add_lane(&mut self) -> usize {
+        let seen = |&lane: &usize| self.host.get(lane) >= self.lanes[lane].get(lane);
+        if let Some(k) = self.retired.iter().position(seen) {
+            let lane = self.retired.swap_remove(k);
+            self.lanes[lane] = self.host.clone();
+            return lane;
+        }
         self.lanes.push(self.host.clone());
         self.lanes.len() - 1
+    }
+
+    pub fn retire_lane(&mut self, lane: usize) {
+        self.retired.push(lane);
     }
 
     pub fn lane(&self, lane: usize) -> &Clock {

@@ -5,7 +5,8 @@ use crate::error::{Code, Result};
 use crate::state;
 use std::cell::Cell;
 use std::ffi::c_int;
-use std::sync::atomic::{AtomicI32, Ordering};
+use std::sync::Once;
+use std::sync::atomic::{AtomicBool, AtomicI32, Ordering};
 
 /// What a function needs.
 #[derive(Clone, Copy, PartialEq, Eq)]
@@ -33,12 +34,26 @@ pub fn in_host_function(f: impl FnOnce()) {
 /// The process that initialised the driver; 0 before that.
 static OWNER: AtomicI32 = AtomicI32::new(0);
 
+/// The driver has been shut down: every call fails.
+static SHUT_DOWN: AtomicBool = AtomicBool::new(false);
+
+/// As a real driver's own exit handler does: what runs after it finds no driver any more.
+pub extern "C" fn shut_down() {
+    SHUT_DOWN.store(true, Ordering::SeqCst); // no lock: a forked child may exit too
+}
+
 pub fn own() {
+    static ONCE: Once = Once::new();
+    // SAFETY: the handler touches one static, and the library is never unloaded.
+    ONCE.call_once(|| unsafe {
+        libc::atexit(shut_down);
+    });
     OWNER.store(process(), Ordering::SeqCst);
 }
 
 pub fn disown() {
     OWNER.store(0, Ordering::SeqCst);
+    SHUT_DOWN.store(false, Ordering::SeqCst);
 }
 
 fn process() -> i32 {
@@ -73,7 +88,7 @@ fn admit(name: &'static str, level: Level) -> Result {
         state.blame(name, 0, || format!("{name} is called from a host function"));
         return Err(Code::NOT_PERMITTED);
     }
-    if level != Level::Any && state.shut_down {
+    if level != Level::Any && SHUT_DOWN.load(Ordering::SeqCst) {
         return Err(Code::DEINITIALIZED);
     }
     if let Some(fault) = state.faults.strike(name) {

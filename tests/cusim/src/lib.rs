@@ -12,6 +12,7 @@ mod api;
 mod capture;
 mod clock;
 mod config;
+mod consent;
 mod context;
 mod control;
 mod copy;

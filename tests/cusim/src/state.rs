@@ -19,8 +19,6 @@ use std::sync::{Arc, LazyLock, Mutex, MutexGuard, PoisonError};
 #[derive(Default)]
 pub struct State {
     pub initialised: bool,
-    /// The driver has been shut down: every call fails.
-    pub shut_down: bool,
     /// The devices that the program sees, by their numbers in the machine.
     pub visible: Vec<usize>,
     /// Devices that fell off the bus, and what their calls return.

@@ -216,6 +216,7 @@ pub fn destroy(handle: usize) -> Result {
     }
     let Some(stream) = state.streams.remove(&handle) else { return Err(Code::INVALID_HANDLE) };
     stream.lane.close();
+    state.detector.retire_lane(stream.id);
     if let Some(tip) = &stream.capture {
         state.invalidate(tip.capture, Code::CAPTURE_INVALIDATED);
     }

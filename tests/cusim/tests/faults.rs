@@ -211,3 +211,25 @@ fn the_child_of_a_fork_has_no_driver() {
         assert_eq!(libc::WEXITSTATUS(status), CUDA_ERROR_NOT_INITIALIZED as i32);
     }
 }
+
+/// Leaves with what the driver says after its exit handler has run.
+extern "C" fn ask_at_exit() {
+    let mut n = 0;
+    // SAFETY: the driver writes to this stack; the process ends here.
+    unsafe { libc::_exit(sys::cuDeviceGetCount(&mut n) as i32 + 100) }
+}
+
+#[test]
+fn a_process_that_ends_has_no_driver_any_more() {
+    const CHILD: &str = "CHILD_OF_THE_EXIT_TEST";
+    if std::env::var_os(CHILD).is_some() {
+        // SAFETY: the handler is a function of this program. Handlers run last first: the driver's before it.
+        unsafe { libc::atexit(ask_at_exit) };
+        let _context = CudaContext::new(0).unwrap();
+        std::process::exit(0);
+    }
+    let mut run = std::process::Command::new(std::env::current_exe().unwrap());
+    run.args(["--exact", "a_process_that_ends_has_no_driver_any_more"]).env(CHILD, "1");
+    let out = run.output().unwrap();
+    assert_eq!(out.status.code(), Some(100 + CUDA_ERROR_DEINITIALIZED as i32), "{out:?}");
+}
