@@ -126,6 +126,13 @@ impl State {
         let retired = self.contexts.get(&handle).into_iter().flat_map(|context| &context.retired);
         streams.map(|stream| &stream.tail).chain(retired).cloned().collect()
     }
+
+    /// The work of all streams of all contexts that is not done yet.
+    pub fn unfinished(&self) -> Vec<Arc<Fence>> {
+        let retired = self.contexts.values().flat_map(|context| &context.retired);
+        let tails = self.streams.values().map(|stream| &stream.tail).chain(retired);
+        tails.filter(|tail| tail.time().is_none()).cloned().collect()
+    }
 }
 
 /// cuCtxSynchronize for the context `handle`.
@@ -145,19 +152,16 @@ pub fn synchronize(handle: usize) -> Result {
     context.poison.check()
 }
 
-/// Waits for all work of all contexts, without letting the host take it as known: what the driver does when it
+/// Waits for all work of a context, without letting the host take it as known: what the driver does when it
 /// unmaps memory, and what no program may rely on.
-pub fn drain() {
-    let tails: Vec<_> = {
-        let state = state::lock();
-        state.contexts.keys().flat_map(|handle| state.tails(*handle)).collect()
-    };
+pub fn drain(handle: usize) {
+    let tails = state::lock().tails(handle);
     tails.iter().for_each(|tail| tail.wait());
 }
 
 /// Ends a context with all that belongs to it; what was left is noted as leaked.
 pub fn destroy(handle: usize) -> Result {
-    drain();
+    drain(handle);
     let mut state = state::lock();
     let state = &mut *state;
     let context = state.contexts.remove(&handle).ok_or(Code::INVALID_CONTEXT)?;

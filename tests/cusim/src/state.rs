@@ -95,7 +95,7 @@ impl State {
 
     /// Unmaps memory once all work that has been given so far is done.
     pub fn bury(&mut self, mapping: Mapping) {
-        let tails = self.contexts.keys().flat_map(|handle| self.tails(*handle)).collect();
+        let tails = self.unfinished();
         self.graves.push((mapping, tails));
         self.reclaim();
     }

@@ -135,15 +135,18 @@ fn free(call: &'static str, p: usize, right: fn(&Place) -> bool) -> Result {
     if p == 0 && call != "cuMemHostUnregister" {
         return Ok(());
     }
-    {
+    let contexts: Vec<usize> = {
         let mut state = state::lock();
         let Some(block) = state.memory.get(p).filter(|block| right(&block.place)).cloned() else {
             state.blame_free(call, p);
             return Err(Code::INVALID_VALUE);
         };
         state.detector.touch_from_host(call, &block.whole(Kind::Write));
-    }
-    context::drain();
+        // Work of other contexts is waited for only where it is on this memory.
+        let elsewhere = state.detector.in_flight(block.number).next().is_some();
+        if elsewhere { state.contexts.keys().copied().collect() } else { vec![block.context] }
+    };
+    contexts.into_iter().for_each(context::drain);
     let mut state = state::lock();
     let Some(block) = state.memory.remove(p, call.into()) else { return Err(Code::INVALID_VALUE) };
     state.detector.forget(block.number);
