@@ -145,19 +145,16 @@ pub fn synchronize(handle: usize) -> Result {
     context.poison.check()
 }
 
-/// Waits for all work of all contexts, without letting the host take it as known: what the driver does when it
-/// unmaps memory, and what no program may rely on.
-pub fn drain() {
-    let tails: Vec<_> = {
-        let state = state::lock();
-        state.contexts.keys().flat_map(|handle| state.tails(*handle)).collect()
-    };
+/// Waits for all work of a context, without letting the host take it as known: what the driver does when it
+/// frees memory, and what no program may rely on.
+pub fn drain(handle: usize) {
+    let tails = state::lock().tails(handle);
     tails.iter().for_each(|tail| tail.wait());
 }
 
 /// Ends a context with all that belongs to it; what was left is noted as leaked.
 pub fn destroy(handle: usize) -> Result {
-    drain();
+    drain(handle);
     let mut state = state::lock();
     let state = &mut *state;
     let context = state.contexts.remove(&handle).ok_or(Code::INVALID_CONTEXT)?;
@@ -184,7 +181,7 @@ pub fn destroy(handle: usize) -> Result {
     let by = || format!("the end of the context of device {}", context.device);
     let blocks: Vec<Block> = bases.into_iter().filter_map(|base| state.memory.remove(base, by())).collect();
     blocks.iter().for_each(|block| state.detector.forget(block.number));
-    blocks.iter().for_each(Block::unmap);
+    blocks.iter().for_each(|block| state.discard(block));
     let after = state.live();
     let left: Vec<String> = before
         .iter()

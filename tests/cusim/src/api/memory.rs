@@ -135,23 +135,20 @@ fn free(call: &'static str, p: usize, right: fn(&Place) -> bool) -> Result {
     if p == 0 && call != "cuMemHostUnregister" {
         return Ok(());
     }
-    {
+    let owner = {
         let mut state = state::lock();
         let Some(block) = state.memory.get(p).filter(|block| right(&block.place)).cloned() else {
             state.blame_free(call, p);
             return Err(Code::INVALID_VALUE);
         };
         state.detector.touch_from_host(call, &block.whole(Kind::Write));
-    }
-    context::drain();
+        block.context
+    };
+    context::drain(owner);
     let mut state = state::lock();
     let Some(block) = state.memory.remove(p, call.into()) else { return Err(Code::INVALID_VALUE) };
     state.detector.forget(block.number);
-    if block.device().is_some() {
-        state.bury(block.mapping());
-    } else {
-        block.unmap();
-    }
+    state.discard(&block);
     Ok(())
 }
 
