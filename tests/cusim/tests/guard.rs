@@ -175,3 +175,18 @@ fn without_the_guard_nothing_is_protected() {
     assert!(rig.found().is_empty());
     rig.stream.synchronize().unwrap();
 }
+
+#[test]
+fn a_fault_that_is_nobodys_copy_is_the_programs_own() {
+    const CHILD: &str = "CHILD_OF_THE_FAULT_TEST";
+    if std::env::var_os(CHILD).is_some() {
+        let rig = rig();
+        rig.upload(N); // the handler is there now
+        // SAFETY: none: the fault is what is tested.
+        unsafe { std::ptr::without_provenance_mut::<u8>(64).write_volatile(1) };
+    }
+    let mut run = std::process::Command::new(std::env::current_exe().unwrap());
+    run.args(["--exact", "a_fault_that_is_nobodys_copy_is_the_programs_own"]).env(CHILD, "1");
+    use std::os::unix::process::ExitStatusExt;
+    assert_eq!(run.output().unwrap().status.signal(), Some(libc::SIGSEGV));
+}
