@@ -153,7 +153,7 @@ pub fn synchronize(handle: usize) -> Result {
 }
 
 /// Waits for all work of a context, without letting the host take it as known: what the driver does when it
-/// unmaps memory, and what no program may rely on.
+/// frees memory, and what no program may rely on.
 pub fn drain(handle: usize) {
     let tails = state::lock().tails(handle);
     tails.iter().for_each(|tail| tail.wait());
@@ -188,7 +188,7 @@ pub fn destroy(handle: usize) -> Result {
     let by = || format!("the end of the context of device {}", context.device);
     let blocks: Vec<Block> = bases.into_iter().filter_map(|base| state.memory.remove(base, by())).collect();
     blocks.iter().for_each(|block| state.detector.forget(block.number));
-    blocks.iter().for_each(Block::unmap);
+    blocks.iter().for_each(|block| state.discard(block));
     let after = state.live();
     let left: Vec<String> = before
         .iter()

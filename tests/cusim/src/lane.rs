@@ -130,7 +130,8 @@ impl Lane {
             for fence in &op.after {
                 fence.wait();
             }
-            let delay = delay(self.device, op.number);
+            let config = config::of(self.device);
+            let delay = delay(config.seed, config.delay_us, op.number);
             if !delay.is_zero() {
                 std::thread::sleep(delay);
             }
@@ -140,16 +141,15 @@ impl Lane {
     }
 }
 
-/// The delay before operation `number` of a device's stream: from the seed alone, so that a run can be repeated.
-fn delay(device: usize, number: u64) -> Duration {
-    let config = config::of(device);
-    if config.delay_us == 0 {
+/// The delay before operation `number`, of at most `most` µs: from the seed alone, so that a run can be repeated.
+fn delay(seed: u64, most: u64, number: u64) -> Duration {
+    if most == 0 {
         return Duration::ZERO;
     }
-    let mut x = config.seed.wrapping_add(number.wrapping_mul(0x9E37_79B9_7F4A_7C15)); // splitmix64
+    let mut x = seed.wrapping_add(number.wrapping_mul(0x9E37_79B9_7F4A_7C15)); // splitmix64
     x = (x ^ (x >> 30)).wrapping_mul(0xBF58_476D_1CE4_E5B9);
     x = (x ^ (x >> 27)).wrapping_mul(0x94D0_49BB_1331_11EB);
-    Duration::from_micros((x ^ (x >> 31)) % (config.delay_us + 1))
+    Duration::from_micros((x ^ (x >> 31)) % (most + 1))
 }
 
 /// The program's signals are for its own threads. Faults still arrive: they belong to the thread that makes them.
@@ -162,5 +162,20 @@ fn block_signals() {
             libc::sigdelset(&mut set, fault);
         }
         libc::pthread_sigmask(libc::SIG_BLOCK, &set, std::ptr::null_mut());
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::delay;
+
+    #[test]
+    fn delays_follow_from_the_seed_and_stay_below_the_most() {
+        let all = |seed| (0..1000).map(|number| delay(seed, 100, number).as_micros()).collect::<Vec<_>>();
+        assert_eq!(all(1), all(1));
+        assert_ne!(all(1), all(2));
+        assert!(all(1).iter().all(|us| *us <= 100));
+        assert!(all(1).contains(&0) && all(1).contains(&100));
+        assert_eq!(delay(1, 0, 5).as_micros(), 0);
     }
 }

@@ -85,10 +85,19 @@ impl Block {
         }
     }
 
+    /// The program's view of it.
     pub fn mapping(&self) -> Mapping {
         // One page more: it is never accessible, so that a kernel that runs over the end is stopped.
         let extra = if matches!(self.place, Place::Device(_)) { PAGE } else { 0 };
         Mapping { base: self.base, len: pages(self.len) + extra }
+    }
+
+    /// The driver's own view, where it has one.
+    pub fn alias(&self) -> Option<Mapping> {
+        match self.place {
+            Place::Pinned { alias, .. } => Some(Mapping { base: alias, len: pages(self.len) }),
+            _ => None,
+        }
     }
 }
 
@@ -223,19 +232,6 @@ impl Memory {
             }
         }
         Some(block)
-    }
-}
-
-impl Block {
-    /// Gives the pages back; registered memory is the program's own.
-    pub fn unmap(&self) {
-        if matches!(self.place, Place::Registered { .. }) {
-            return;
-        }
-        self.mapping().unmap();
-        if let Place::Pinned { alias, .. } = self.place {
-            Mapping { base: alias, len: pages(self.len) }.unmap();
-        }
     }
 }
 

@@ -10,7 +10,7 @@ use crate::fault::Faults;
 use crate::fence::Fence;
 use crate::graph::{Exec, Graph};
 use crate::guard;
-use crate::memory::{Mapping, Memory};
+use crate::memory::{Block, Mapping, Memory, Place};
 use crate::module::{Function, Module};
 use crate::stream::Stream;
 use std::collections::{BTreeMap, BTreeSet, HashMap};
@@ -100,6 +100,19 @@ impl State {
         self.reclaim();
     }
 
+    /// Gives back the pages of a block that is out of the books. The program loses page-locked memory at once;
+    /// streams lose theirs when they can't be using it any more. Registered memory is the program's own.
+    pub fn discard(&mut self, block: &Block) {
+        match block.place {
+            Place::Device(_) => self.bury(block.mapping()),
+            Place::Pinned { .. } => {
+                block.mapping().unmap();
+                block.alias().into_iter().for_each(|alias| self.bury(alias));
+            }
+            Place::Registered { .. } => {}
+        }
+    }
+
     pub fn reclaim(&mut self) {
         self.graves.retain_mut(|(mapping, tails)| {
             tails.retain(|tail| tail.time().is_none());
@@ -112,7 +125,6 @@ impl State {
 
     /// Live objects by kind.
     pub fn live(&self) -> BTreeMap<&'static str, usize> {
-        use crate::memory::Place;
         let of = |is: fn(&Place) -> bool| self.memory.blocks().filter(|block| is(&block.place)).count();
         BTreeMap::from([
             ("device", of(|place| matches!(place, Place::Device(_)))),

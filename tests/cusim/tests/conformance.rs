@@ -150,6 +150,7 @@ fn elapsed_time_needs_timed_recorded_completed_events() {
         let held = Held::new(&flag, rig.cu());
         event::record(b, rig.cu()).unwrap();
         assert_eq!(sys::cuEventElapsedTime(&mut ms, a, b), CUDA_ERROR_NOT_READY);
+        assert_eq!(sys::cuEventSynchronize(a), CUDA_SUCCESS);
         std::thread::sleep(Duration::from_millis(20));
         drop(held);
         stream::synchronize(rig.cu()).unwrap();

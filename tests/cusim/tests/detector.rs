@@ -130,6 +130,17 @@ fn a_write_after_another_streams_read_is_a_race() {
 }
 
 #[test]
+fn a_read_does_not_hide_the_write_before_it() {
+    let rig = Rig::new();
+    rig.fill(&rig.a);
+    rig.download(&rig.a);
+    // SAFETY: the buffer outlives the copy, which is synchronous into pageable memory.
+    unsafe { result::memcpy_dtoh_async(&mut [0u8; N], rig.device, rig.b.cu_stream()) }.unwrap();
+    let races = rig.races(1);
+    assert!(races[0].contains("cuMemsetD8Async"), "{races:?}");
+}
+
+#[test]
 fn parts_that_do_not_meet_do_not_race() {
     {
         let rig = Rig::new();

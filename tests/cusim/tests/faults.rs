@@ -83,15 +83,15 @@ fn host_functions_are_not_called_in_a_context_that_has_failed() {
     let context = CudaContext::new(0).unwrap();
     let stream = context.new_stream().unwrap();
     sim.change(|config| {
-        config.delay_us = 200_000;
-        config.seed = 3;
+        config.lazy = true;
+        config.lazy_ms = 60_000;
     });
     // SAFETY: the function uses no data.
     unsafe { result::stream::launch_host_function(stream.cu_stream(), called, std::ptr::null_mut()) }
         .unwrap();
     sim.poison(0, CUDA_ERROR_ILLEGAL_ADDRESS as i32);
     assert_eq!(stream.synchronize().unwrap_err().0, CUDA_ERROR_ILLEGAL_ADDRESS);
-    drop((stream, context)); // the end of the context waits for the stream's thread
+    drop((stream, context)); // the end of the context has the stream's work done
     sim.reset();
     assert!(!CALLED.load(std::sync::atomic::Ordering::SeqCst));
 }

@@ -106,7 +106,6 @@ fn a_query_that_succeeds_opens_the_pages() {
     let rig = rig();
     rig.upload(N);
     let event = rig.stream.record_event(None).unwrap();
-    assert!(!event.is_complete());
     while !event.is_complete() {
         std::thread::yield_now();
     }
@@ -122,6 +121,21 @@ fn a_copy_that_is_done_but_not_seen_so_is_still_guarded() {
     rig.on_thread(0, write);
     assert_eq!(rig.found().len(), 1);
     rig.stream.synchronize().unwrap();
+}
+
+#[test]
+fn a_system_call_fails_on_pages_in_flight_and_only_there() {
+    let rig = rig();
+    let zeros = std::fs::File::open("/dev/zero").unwrap();
+    use std::os::fd::AsRawFd;
+    // SAFETY: inside the buffer.
+    let fill = || unsafe { libc::read(zeros.as_raw_fd(), rig.host.cast(), 100) };
+    assert_eq!(fill(), 100);
+    rig.upload(N);
+    assert_eq!(fill(), -1);
+    assert_eq!(std::io::Error::last_os_error().raw_os_error(), Some(libc::EFAULT));
+    rig.stream.synchronize().unwrap();
+    assert_eq!(fill(), 100);
 }
 
 #[test]
@@ -160,4 +174,19 @@ fn without_the_guard_nothing_is_protected() {
     rig.on_thread(0, write);
     assert!(rig.found().is_empty());
     rig.stream.synchronize().unwrap();
+}
+
+#[test]
+fn a_fault_that_is_nobodys_copy_is_the_programs_own() {
+    const CHILD: &str = "CHILD_OF_THE_FAULT_TEST";
+    if std::env::var_os(CHILD).is_some() {
+        let rig = rig();
+        rig.upload(N); // the handler is there now
+        // SAFETY: none: the fault is what is tested.
+        unsafe { std::ptr::without_provenance_mut::<u8>(64).write_volatile(1) };
+    }
+    let mut run = std::process::Command::new(std::env::current_exe().unwrap());
+    run.args(["--exact", "a_fault_that_is_nobodys_copy_is_the_programs_own"]).env(CHILD, "1");
+    use std::os::unix::process::ExitStatusExt;
+    assert_eq!(run.output().unwrap().status.signal(), Some(libc::SIGSEGV));
 }

@@ -52,6 +52,33 @@ fn freed_memory_is_not_used_or_freed_again() {
 }
 
 #[test]
+fn addresses_of_freed_memory_may_come_back_as_the_programs_own() {
+    let sim = sim();
+    let context = CudaContext::new(0).unwrap();
+    let stream = context.new_stream().unwrap();
+    const N: usize = 1 << 16;
+    // SAFETY: the mapping is this test's own, at an address that was free, and is given back after its last use.
+    unsafe {
+        let device = result::malloc_sync(N).unwrap();
+        let host = result::malloc_host(N, 0).unwrap();
+        result::free_host(host).unwrap();
+        let copy = || sys::cuMemcpyHtoDAsync_v2(device, host, N, stream.cu_stream());
+        assert_eq!(copy(), CUDA_ERROR_INVALID_VALUE);
+        assert!(sim.take().misuse[0].starts_with("USE AFTER FREE"));
+        let flags = libc::MAP_PRIVATE | libc::MAP_ANONYMOUS | libc::MAP_FIXED_NOREPLACE;
+        let own = libc::mmap(host, N, libc::PROT_READ | libc::PROT_WRITE, flags, -1, 0);
+        assert_eq!(own, host);
+        own.cast::<u8>().write(5);
+        assert_eq!(copy(), CUDA_SUCCESS);
+        let mut back = [0u8; 1];
+        result::memcpy_dtoh_async(&mut back, device, stream.cu_stream()).unwrap();
+        assert_eq!(back, [5]);
+        libc::munmap(own, N);
+        sim.take().assert_clean();
+    }
+}
+
+#[test]
 fn a_kernel_out_of_bounds_breaks_its_context() {
     let sim = sim();
     let context = CudaContext::new(0).unwrap();

@@ -56,22 +56,29 @@ fn time(a: &CudaStream, b: &CudaStream, work: impl FnOnce()) -> u128 {
     begun.elapsed().as_millis()
 }
 
+/// The least of several tries: what else the machine does can only add.
+fn least(mut time: impl FnMut() -> u128) -> u128 {
+    (0..6).map(|_| time()).min().unwrap()
+}
+
 #[test]
 fn copies_of_one_direction_share_the_link_and_directions_do_not() {
     let sim = sim();
     sim.change(|config| config.gbps = 0.02); // 1 MB takes 50 ms
     let (_context, a, b) = context(0);
     let (x, y) = (Buffers::new(), Buffers::new());
-    let one = time(&a, &b, || x.up(&a));
+    let one = least(|| time(&a, &b, || x.up(&a)));
     assert!((50..90).contains(&one), "{one} ms");
     let same = time(&a, &b, || {
         x.up(&a);
         y.up(&b);
     });
     assert!(same >= 100, "{same} ms");
-    let both = time(&a, &b, || {
-        x.up(&a);
-        y.down(&b);
+    let both = least(|| {
+        time(&a, &b, || {
+            x.up(&a);
+            y.down(&b);
+        })
     });
     assert!((50..95).contains(&both), "{both} ms");
 }
@@ -84,11 +91,13 @@ fn devices_have_links_of_their_own() {
     let x = Buffers::new();
     let (second, b, _) = context(1);
     let y = Buffers::new();
-    let took = time(&a, &b, || {
-        first.bind_to_thread().unwrap();
-        x.up(&a);
-        second.bind_to_thread().unwrap();
-        y.up(&b);
+    let took = least(|| {
+        time(&a, &b, || {
+            first.bind_to_thread().unwrap();
+            x.up(&a);
+            second.bind_to_thread().unwrap();
+            y.up(&b);
+        })
     });
     assert!((50..95).contains(&took), "{took} ms");
 }
@@ -109,8 +118,8 @@ fn delays_come_from_the_seed() {
     let (_context, a, b) = context(0);
     let x = Buffers::new();
     sim.change(|config| config.delay_us = 30_000);
-    let took = time(&a, &b, || (0..8).for_each(|_| x.up(&a)));
-    assert!((20..=260).contains(&took), "{took} ms"); // 120 on average
+    let took = least(|| time(&a, &b, || (0..8).for_each(|_| x.up(&a))));
+    assert!((20..=240).contains(&took), "{took} ms"); // 120 on average
 }
 
 #[test]
@@ -189,15 +198,18 @@ fn a_pageable_upload_may_wait_for_the_stream() {
     let pageable = vec![0u8; N];
     for waits in [false, true] {
         sim.change(|config| config.pageable_waits = waits);
-        x.up(&a);
-        let begun = Instant::now();
-        // SAFETY: inside both buffers; the source is staged by the call.
-        unsafe { sys::cuMemcpyHtoDAsync_v2(x.device, pageable.as_ptr().cast(), N, a.cu_stream()) }
-            .result()
-            .unwrap();
-        let took = begun.elapsed().as_millis();
-        assert!(if waits { took >= 30 } else { took < 30 }, "{took} ms");
-        time(&a, &b, || {});
+        let took = least(|| {
+            x.up(&a);
+            let begun = Instant::now();
+            // SAFETY: inside both buffers; the source is staged by the call.
+            unsafe { sys::cuMemcpyHtoDAsync_v2(x.device, pageable.as_ptr().cast(), N, a.cu_stream()) }
+                .result()
+                .unwrap();
+            let took = begun.elapsed().as_millis();
+            time(&a, &b, || {});
+            took
+        });
+        assert_eq!(took >= 30, waits, "{took} ms");
     }
     // The driver waited; the program still knows nothing.
     let c = _context.new_stream().unwrap();

@@ -87,7 +87,9 @@ fn copies_and_kernels_overlap_over_two_slots_and_not_over_one() {
         config.copy_us = 10_000;
         config.kernel_us = 10_000;
     });
-    let (one, two) = (pipeline(1), pipeline(2));
+    // The least of several tries: what else the machine does can only add.
+    let least = |slots| (0..5).map(|_| pipeline(slots)).min().unwrap();
+    let (one, two) = (least(1), least(2));
     assert!(one >= 160, "{one} ms");
     assert!((90..one - 30).contains(&two), "{two} ms of {one} ms");
     let report = sim.report();

@@ -110,7 +110,7 @@ fn pci(number: usize, part: usize) -> c_int {
 
 /// `CUdevice_attribute` by number: those of a data-centre GPU where the configuration says nothing.
 fn attribute(attribute: c_int, number: usize) -> Result<c_int> {
-    let config = config::read();
+    let config = config::read().clone();
     Ok(match attribute {
         1..=3 => 1024,    // threads of a block, in x, in y
         4 => 64,          // in z

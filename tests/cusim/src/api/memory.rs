@@ -150,11 +150,7 @@ fn free(call: &'static str, p: usize, right: fn(&Place) -> bool) -> Result {
     let mut state = state::lock();
     let Some(block) = state.memory.remove(p, call.into()) else { return Err(Code::INVALID_VALUE) };
     state.detector.forget(block.number);
-    if block.device().is_some() {
-        state.bury(block.mapping());
-    } else {
-        block.unmap();
-    }
+    state.discard(&block);
     Ok(())
 }
 
