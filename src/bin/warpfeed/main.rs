@@ -3,9 +3,13 @@
 mod bench;
 mod data;
 mod doctor;
+#[cfg(feature = "cuda")]
+mod kernel;
 mod pace;
 mod pipeline;
+mod ratio;
 mod report;
+mod rig;
 
 use std::io::{self, IsTerminal, Write};
 use std::process::ExitCode;
