@@ -158,6 +158,16 @@ impl Args {
         }
     }
 
+    /// # Errors
+    /// An option that a GPU's link does not take.
+    fn fits_gpu(&self) -> anyhow::Result<()> {
+        let own = "the link of a GPU has its own speed";
+        ensure!(self.link_gbps.is_none(), "--link-gbps is for --device cpu: {own}");
+        let copies = self.ratio.is_none_or(|ratio| ratio.copy > 0.0);
+        ensure!(copies, "--ratio needs a copy above 0 on a GPU: {own}, and what a copy takes is the unit");
+        Ok(())
+    }
+
     fn data(&self, plan: &Plan) -> anyhow::Result<Data> {
         let record_bytes = usize::try_from(self.record_bytes())?;
         let Some(path) = &self.records else {
@@ -195,12 +205,12 @@ impl Args {
 /// # Errors
 /// A device that there is not, a file that can't be read, what the loader meets, a stdout that is closed.
 pub(crate) fn run(args: &Args) -> anyhow::Result<()> {
+    if matches!(args.device, Target::Cuda(_)) {
+        args.fits_gpu()?;
+    }
     let rig = Rig::open(args.device)?;
     if !rig.is_cpu() {
-        let given = "the link of a GPU has the speed that it has";
-        ensure!(args.link_gbps.is_none(), "--link-gbps is for --device cpu: {given}");
-        let unit = args.ratio.is_none_or(|ratio| ratio.copy > 0.0);
-        ensure!(unit, "--ratio needs a copy above 0 here, the unit of the other two: {given}");
+        args.fits_gpu()?;
     }
     let data = Arc::new(args.data(&args.plan())?);
     let plan = if rig.is_cpu() { args.plan_on_cpu() } else { args.plan_on_gpu(&rig, &data)? };

@@ -47,7 +47,7 @@ struct Scale {
     /// Rows of one batch of the pipeline, its bytes, and steps.
     small: (u64, usize, u64),
     large: (u64, usize, u64),
-    /// Batches of each shape.
+    /// Batches of each shape; a fourth of it of large ones.
     stress: u64,
     /// Bytes of a batch, and batches.
     steady: [(usize, u64); 2],
@@ -73,7 +73,7 @@ const SMOKE: Scale = Scale {
     largest: 4 * MIB,
     small: (4, 16 * KIB, 8),
     large: (8, 128 * KIB, 8),
-    stress: 12,
+    stress: 16,
     steady: [(64 * KIB, 12), (MIB, 12)],
 };
 
@@ -258,7 +258,9 @@ impl Check<'_> {
         ))?;
         let mut wrong = Vec::new();
         for (seed, shape) in (1..).zip(stress::SHAPES) {
-            let seen = stress::run(self.rig, shape, self.scale.stress, seed)?;
+            let large = shape.row_bytes * shape.batch_size >= MIB;
+            let batches = if large { self.scale.stress / 4 } else { self.scale.stress };
+            let seen = stress::run(self.rig, shape, batches, seed)?;
             self.out.say(&format!(
                 "{:>12}{:>6}{:>12}{:>14}{:>10}{:>16}{:>12}",
                 shape.row_bytes,
