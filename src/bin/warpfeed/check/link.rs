@@ -13,7 +13,9 @@ use crate::rig::Rig;
 /// Kinds of host memory.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum Memory {
+    #[cfg(feature = "cuda")]
     PageLocked,
+    #[cfg(feature = "cuda")]
     WriteCombined,
     Pageable,
 }
@@ -21,7 +23,9 @@ pub(super) enum Memory {
 impl Memory {
     pub(super) fn name(self) -> &'static str {
         match self {
+            #[cfg(feature = "cuda")]
             Self::PageLocked => "page-locked",
+            #[cfg(feature = "cuda")]
             Self::WriteCombined => "write-combined",
             Self::Pageable => "pageable",
         }
@@ -91,6 +95,7 @@ impl Link {
     fn time(&mut self, memory: Memory, bytes: usize, copies: usize) -> Result<Option<Duration>> {
         match self {
             Self::Cpu { from, to } => {
+                let _ = memory; // there is one kind
                 let (Some(from), Some(to)) = (from.get(..bytes), to.get_mut(..bytes)) else {
                     return Ok(None);
                 };
