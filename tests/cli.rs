@@ -12,7 +12,7 @@ use serde_json::Value;
 const LIMIT: Duration = Duration::from_secs(120);
 
 /// A short run with three stages of 1 ms.
-const SHORT: &str = "bench --steps 4 --batch-size 4 --record-bytes 1000 --workers 2 --decode-us 500 \
+const SHORT: &str = "bench --device cpu --steps 4 --batch-size 4 --record-bytes 1000 --workers 2 --decode-us 500 \
                      --link-gbps 0.004 --compute-ms 1";
 
 fn finish(mut child: Child) -> Output {
@@ -32,6 +32,8 @@ fn finish(mut child: Child) -> Output {
 
 fn tool() -> Command {
     let mut command = Command::new(env!("CARGO_BIN_EXE_warpfeed"));
+    // Cargo puts the simulated driver on the library path, which users do not have.
+    command.env_remove("LD_LIBRARY_PATH");
     command.stdin(Stdio::null()).stdout(Stdio::piped()).stderr(Stdio::piped());
     command
 }
@@ -123,7 +125,7 @@ fn serial_steps_do_not_overlap() {
     // would take 8 ms.
     let options =
         "--batch-size 2 --record-bytes 20000 --workers 2 --decode-us 4000 --link-gbps 0.01 --compute-ms 4";
-    let (found, _) = json(&format!("bench --json --steps 12 {options}"));
+    let (found, _) = json(&format!("bench --json --device cpu --steps 12 {options}"));
     check(&found);
     assert!(number(&found, "serial_ms_per_step") > 11.0, "{found}");
 }
@@ -150,9 +152,60 @@ fn every_shape_of_a_pipeline_ends() {
     ];
     for shape in shapes {
         // A later option takes the place of an earlier one.
-        let line = format!("bench --json --steps 3 --batch-size 5 --record-bytes 100 {shape}");
+        let line = format!("bench --json --device cpu --steps 3 --batch-size 5 --record-bytes 100 {shape}");
         check(&json(&line).0);
     }
+}
+
+#[test]
+fn a_ratio_is_in_units_of_10_ms_on_the_cpu_device() {
+    let (found, _) = json("bench --json --device cpu --steps 4 --workers 2 --ratio 2:1:0.5");
+    check(&found);
+    assert_eq!(found["device"], "cpu");
+    // Noise only adds; a debt of 2 ms may be taken off.
+    for (key, least) in [("load_ms", 17.0), ("copy_ms", 9.0), ("compute_ms", 2.9)] {
+        assert!(number(&found, key) > least, "{key} in {found}");
+    }
+}
+
+#[test]
+fn check_runs_all_its_parts_on_the_cpu_device() {
+    let line = "check --device cpu --smoke";
+    let (status, lines, tables) = warpfeed(&format!("{line} --json"));
+    assert_eq!(status, Some(0), "{tables}");
+    let lines: Vec<Value> = lines.lines().map(|l| serde_json::from_str(l).unwrap()).collect();
+    assert!(lines.iter().all(|l| l["device"] == "cpu" && l["error"].is_null()), "{lines:?}");
+    let of = |measure: &str| -> Vec<&Value> { lines.iter().filter(|l| l["measure"] == measure).collect() };
+    let positive =
+        |lines: &[&Value], key| assert!(lines.iter().all(|l| number(l, key) > 0.0), "{key} in {lines:?}");
+    let (link, pipeline, stress, steady) = (of("link"), of("pipeline"), of("stress"), of("steady"));
+    assert_eq!(link.len() + pipeline.len() + stress.len() + steady.len(), lines.len(), "{lines:?}");
+    let sizes: Vec<u64> = link.iter().map(|l| l["bytes"].as_u64().unwrap()).collect();
+    assert_eq!(sizes, [1 << 16, 1 << 18, 1 << 20, 1 << 22]);
+    positive(&link, "gb_per_s");
+    assert_eq!(pipeline.len(), 5);
+    positive(&pipeline, "gb_per_s");
+    positive(&pipeline, "of_link");
+    assert_eq!(stress.len(), 8);
+    for shape in stress {
+        assert_eq!(shape["mismatches"], 0, "{shape}");
+        // Twice all bytes; the last batch of each of the four epochs has fewer rows.
+        let full = 2.0 * number(shape, "batches") * number(shape, "batch_size") * number(shape, "row_bytes");
+        let compared = number(shape, "bytes_compared");
+        assert!(compared < full && compared > 0.7 * full, "{shape}");
+    }
+    assert_eq!(steady.len(), 2);
+    for key in ["batches_per_s", "latency_ms_p50", "copier_us_per_batch"] {
+        positive(&steady, key);
+    }
+    assert!(steady.iter().all(|s| number(s, "latency_ms_p50") <= number(s, "latency_ms_max")), "{steady:?}");
+
+    let (status, on_stdout, stderr) = warpfeed(line);
+    assert_eq!((status, stderr.as_str()), (Some(0), ""));
+    let heads =
+        |text: &str| text.lines().filter(|l| l.contains("batch")).map(String::from).collect::<Vec<_>>();
+    assert!(heads(&on_stdout).len() >= 5, "{on_stdout}");
+    assert_eq!(heads(&on_stdout), heads(&tables));
 }
 
 #[test]
@@ -161,7 +214,7 @@ fn records_are_read_from_a_file_again_and_again() {
     let path = folder.path().join("records.bin");
     std::fs::write(&path, vec![7; 10 * 300]).unwrap();
     let options = "--record-bytes 300 --batch-size 4 --steps 7 --spin";
-    let run = |path: &Path| format!("bench --json --records {} {options}", path.display());
+    let run = |path: &Path| format!("bench --json --device cpu --records {} {options}", path.display());
     let (found, table) = json(&run(&path));
     check(&found);
     assert!(table.contains("records.bin"), "{table}");
@@ -194,6 +247,12 @@ fn wrong_options_are_refused_with_what_would_be_right() {
         ("bench --compute-ms nan", "0 to"),
         ("bench --link-gbps 0", "above 0"),
         ("bench --device gpu", "auto, cpu, or cuda:N"),
+        ("bench --ratio 1:1", "2:1:1"),
+        ("bench --ratio 0:0:0", "above 0"),
+        ("bench --ratio 1:1:1 --compute-ms 3", "--compute-ms"),
+        ("bench --link-gbps 3 --ratio 1:1:1", "--ratio"),
+        ("check --device gpu", "auto, cpu, or cuda:N"),
+        ("check --steps 3", "--steps"),
         ("bench --source tape", "synthetic"),
         ("bench --records a.bin", "--record-bytes"),
         ("bench --records a.bin --record-bytes 3 --source synthetic", "--source"),
@@ -213,17 +272,38 @@ fn wrong_options_are_refused_with_what_would_be_right() {
 
 #[test]
 fn a_device_that_there_is_not_is_an_error() {
-    let (status, stdout, stderr) = warpfeed(&format!("{SHORT} --device cuda:0"));
-    assert_eq!((status, stdout.as_str()), (Some(1), ""));
-    assert!(stderr.contains("cuda:0") && stderr.contains("no CUDA"), "{stderr}");
-    let big = "bench --json --steps 1 --record-bytes 1073741824 --batch-size 1073741824 --spin";
+    // Without a driver, with one that has fewer devices, and where CUDA is not built in.
+    for line in [
+        "bench --steps 4 --device cuda:99",
+        "check --smoke --device cuda:99",
+        "check --json --device cuda:99",
+    ] {
+        let (status, stdout, stderr) = warpfeed(line);
+        assert_eq!((status, stdout.as_str()), (Some(1), ""), "{line}: {stderr}");
+        assert!(stderr.contains("cuda:99") && stderr.contains("no CUDA"), "{line}: {stderr}");
+        assert_eq!(stderr.lines().count(), 1, "{line}: {stderr}");
+    }
+    let big = "bench --json --device cpu --steps 1 --record-bytes 1073741824 --batch-size 1073741824 --spin";
     let (status, stdout, stderr) = warpfeed(big);
     assert_eq!((status, stdout.as_str()), (Some(1), ""), "a batch that no memory holds: {stderr}");
 }
 
 #[test]
+fn a_gpus_link_has_its_own_speed() {
+    for (line, useful) in [
+        ("bench --device cuda:0 --link-gbps 3", "--link-gbps is for --device cpu"),
+        ("bench --device cuda:0 --ratio 1:0:1", "--ratio needs a copy above 0"),
+    ] {
+        let (status, stdout, stderr) = warpfeed(line);
+        assert_eq!((status, stdout.as_str()), (Some(1), ""), "{line}: {stderr}");
+        assert!(stderr.contains(useful) && stderr.lines().count() == 1, "{line}: {stderr}");
+    }
+}
+
+#[test]
 fn a_reader_that_went_away_is_no_error() {
-    for line in [SHORT.to_string(), format!("{SHORT} --json")] {
+    let check = "check --device cpu --smoke";
+    for line in [SHORT.to_string(), format!("{SHORT} --json"), check.to_string(), format!("{check} --json")] {
         let mut child = tool().args(line.split_whitespace()).spawn().unwrap();
         drop(child.stdout.take());
         assert!(finish(child).status.success(), "{line}");

@@ -5,7 +5,7 @@ use std::path::PathBuf;
 use std::sync::Arc;
 use std::time::Duration;
 
-use anyhow::bail;
+use anyhow::{bail, ensure};
 use clap::builder::RangedU64ValueParser;
 use clap::{ValueEnum, value_parser};
 use indicatif::{ProgressBar, ProgressStyle};
@@ -13,9 +13,11 @@ use warpfeed::source::Source;
 
 use crate::data::Data;
 use crate::pipeline::Plan;
+use crate::ratio::Ratio;
 use crate::report::Report;
+use crate::rig::{Rig, Target};
 
-/// What each stage takes for a step where nothing else is asked for.
+/// The unit of a ratio on the CPU device.
 const EACH: Duration = Duration::from_millis(10);
 /// An ImageNet crop: 224 × 224 pixels of three bytes.
 const RECORD_BYTES: u64 = 150_528;
@@ -30,9 +32,12 @@ const RECORD_BYTES: u64 = 150_528;
 /// longest one.
 ///
 /// On the CPU device decode and compute wait, and so does a link of a given speed: they leave the processor to the
-/// loader, as a GPU does, and two cores show its overlap. Without any of --decode-us, --link-gbps, --compute-ms and
-/// --spin, synthetic records get 10 ms for each stage. With one of them, what is left out takes what it takes:
-/// decoding is a copy of the record, the link a copy in memory, and compute nothing.
+/// loader, as a GPU does, and two cores show its overlap. On a GPU compute is a kernel on all of its processors, and the
+/// link its own.
+///
+/// Without any of --ratio, --decode-us, --link-gbps, --compute-ms and --spin, synthetic records are loaded, copied and
+/// computed on at 1:1:1. With one of the last four, what is left out takes what it takes: decoding is a copy of the
+/// record, the link a copy, and compute nothing.
 #[derive(Debug, clap::Args)]
 #[command(args_override_self = true, allow_negative_numbers = true)]
 pub(crate) struct Args {
@@ -46,7 +51,7 @@ pub(crate) struct Args {
     #[arg(long, value_name = "BYTES", value_parser = up_to(1, 1 << 30))]
     record_bytes: Option<u64>,
     /// The device: auto, cpu, or cuda:N
-    #[arg(long, value_name = "DEVICE", default_value = "auto", value_parser = parse_device)]
+    #[arg(long, value_name = "DEVICE", default_value = "auto")]
     device: Target,
     /// Samples of a batch
     #[arg(long, value_name = "N", default_value = "32", value_parser = up_to(1, 1 << 30))]
@@ -63,10 +68,13 @@ pub(crate) struct Args {
     /// Steps that are timed
     #[arg(long, value_name = "N", default_value = "50", value_parser = value_parser!(u64).range(1..=1_000_000))]
     steps: u64,
+    /// What load, copy and compute take, in units of 10 ms; on a GPU the unit is what the copy of a batch takes, over COPY
+    #[arg(long, value_name = "LOAD:COPY:COMPUTE", conflicts_with_all = ["decode_us", "link_gbps", "compute_ms"])]
+    ratio: Option<Ratio>,
     /// What a sample takes to decode, in µs on one worker
     #[arg(long, value_name = "MICROSECONDS", value_parser = parse_amount)]
     decode_us: Option<f64>,
-    /// Speed of the modelled link, in GB/s (10⁹ bytes)
+    /// Speed of the modelled link, in GB/s (10⁹ bytes); on the CPU device only
     #[arg(long, value_name = "GB/S", value_parser = parse_speed)]
     link_gbps: Option<f64>,
     /// What a step takes on the device, in ms
@@ -85,24 +93,8 @@ enum Origin {
     Synthetic,
 }
 
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-enum Target {
-    Auto,
-    Cpu,
-    Cuda(u32),
-}
-
 fn up_to(least: u64, most: u64) -> RangedU64ValueParser {
     value_parser!(u64).range(least..=most)
-}
-
-fn parse_device(text: &str) -> Result<Target, String> {
-    let cuda = || text.strip_prefix("cuda:")?.parse().ok();
-    match text {
-        "auto" => Ok(Target::Auto),
-        "cpu" => Ok(Target::Cpu),
-        _ => cuda().map(Target::Cuda).ok_or_else(|| "expected auto, cpu, or cuda:N".to_string()),
-    }
 }
 
 /// The longest time of a sample or a step, in the option's unit: far longer than anyone waits.
@@ -123,10 +115,37 @@ impl Args {
         self.record_bytes.unwrap_or(RECORD_BYTES)
     }
 
-    /// What is run. Whole numbers fit a `usize`: their parsers bound them.
+    /// The ratio that was asked for, or stands in for times that were not.
+    fn ratio(&self) -> Option<Ratio> {
+        let times = [self.decode_us, self.link_gbps, self.compute_ms];
+        let nothing = self.records.is_none() && !self.spin && times.iter().all(Option::is_none);
+        self.ratio.or(nothing.then_some(Ratio::EVEN))
+    }
+
+    /// What is run on the CPU device.
+    fn plan_on_cpu(&self) -> Plan {
+        let mut plan = self.plan();
+        if let Some(ratio) = self.ratio() {
+            ratio.set_work(&mut plan, EACH);
+            ratio.set_link(&mut plan, EACH, self.record_bytes() * self.batch_size);
+        }
+        plan
+    }
+
+    /// What is run on a GPU: `data`'s copies, measured here, are the unit of a ratio.
+    fn plan_on_gpu(&self, rig: &Rig, data: &Arc<Data>) -> anyhow::Result<Plan> {
+        let mut plan = self.plan();
+        if let Some(ratio) = self.ratio() {
+            let copy = plan.copy_alone(rig, data, &ProgressBar::hidden())?;
+            ratio.set_work(&mut plan, copy.div_f64(ratio.copy));
+        }
+        Ok(plan)
+    }
+
+    /// What is said of the link and of times, as it was given. Whole numbers fit a `usize`: their parsers bound them.
     fn plan(&self) -> Plan {
         let cores = || std::thread::available_parallelism().map_or(1, usize::from);
-        let mut plan = Plan {
+        Plan {
             batch_size: self.batch_size,
             workers: self.workers.map_or_else(cores, |n| n as usize),
             host_slots: self.host_slots as usize,
@@ -136,16 +155,17 @@ impl Args {
             link_gbps: self.link_gbps,
             compute: Duration::from_secs_f64(self.compute_ms.unwrap_or(0.0) / 1e3),
             spin: self.spin,
-        };
-        let times = [self.decode_us, self.link_gbps, self.compute_ms];
-        if self.records.is_none() && !self.spin && times.iter().all(Option::is_none) {
-            let each = EACH.as_secs_f64();
-            // `batch_size` samples in `EACH`, by all workers together.
-            plan.decode = EACH.mul_f64(plan.workers.max(1) as f64 / self.batch_size as f64);
-            plan.link_gbps = Some((self.record_bytes() * self.batch_size) as f64 / each / 1e9);
-            plan.compute = EACH;
         }
-        plan
+    }
+
+    /// # Errors
+    /// An option that a GPU's link does not take.
+    fn fits_gpu(&self) -> anyhow::Result<()> {
+        let own = "the link of a GPU has its own speed";
+        ensure!(self.link_gbps.is_none(), "--link-gbps is for --device cpu: {own}");
+        let copies = self.ratio.is_none_or(|ratio| ratio.copy > 0.0);
+        ensure!(copies, "--ratio needs a copy above 0 on a GPU: {own}, and what a copy takes is the unit");
+        Ok(())
     }
 
     fn data(&self, plan: &Plan) -> anyhow::Result<Data> {
@@ -165,11 +185,11 @@ impl Args {
         Ok(file)
     }
 
-    fn title(&self, plan: &Plan) -> String {
+    fn title(&self, device: &str, plan: &Plan) -> String {
         let source = self.records.as_ref().map_or("synthetic".into(), |path| path.display().to_string());
         let plural = |n: usize, noun| format!("{n} {noun}{}", if n == 1 { "" } else { "s" });
         format!(
-            "{source}: batches of {} × {} bytes, {}, {}, {}, {} steps, CPU device",
+            "{source}: batches of {} × {} bytes, {}, {}, {}, {} steps, device {device}",
             plan.batch_size,
             self.record_bytes(),
             plural(plan.workers, "worker"),
@@ -185,24 +205,26 @@ impl Args {
 /// # Errors
 /// A device that there is not, a file that can't be read, what the loader meets, a stdout that is closed.
 pub(crate) fn run(args: &Args) -> anyhow::Result<()> {
-    match args.device {
-        Target::Cpu => {}
-        Target::Auto => tracing::info!("no CUDA support in this build: using the CPU device"),
-        Target::Cuda(n) => bail!("no device cuda:{n}: this build has no CUDA flavour yet; use --device cpu"),
+    if matches!(args.device, Target::Cuda(_)) {
+        args.fits_gpu()?;
     }
-    let plan = args.plan();
-    let data = Arc::new(args.data(&plan)?);
+    let rig = Rig::open(args.device)?;
+    if !rig.is_cpu() {
+        args.fits_gpu()?;
+    }
+    let data = Arc::new(args.data(&args.plan())?);
+    let plan = if rig.is_cpu() { args.plan_on_cpu() } else { args.plan_on_gpu(&rig, &data)? };
     // Hidden by itself where stderr is no terminal.
     let progress = ProgressBar::new(plan.steps_in_all());
     if let Ok(style) = ProgressStyle::with_template("{bar:40} {pos}/{len} steps, {eta} left  {msg}") {
         progress.set_style(style);
     }
-    let measured = plan.measure(&data, &progress);
+    let measured = plan.measure(&rig, &data, &progress);
     progress.finish_and_clear();
     let report = Report::new(&plan, &measured?);
-    let table = report.table(&args.title(&plan));
+    let table = report.table(&args.title(&rig.name(), &plan));
     if args.json {
-        writeln!(io::stdout(), "{}", report.json(&plan, args.record_bytes()))?;
+        writeln!(io::stdout(), "{}", report.json(&rig.name(), &plan, args.record_bytes()))?;
         writeln!(io::stderr(), "{table}")?;
     } else {
         writeln!(io::stdout(), "{table}")?;
@@ -222,7 +244,7 @@ mod tests {
     }
 
     fn plan(line: &str) -> Plan {
-        Tool::try_parse_from(line.split(' ')).unwrap().args.plan()
+        Tool::try_parse_from(line.split(' ')).unwrap().args.plan_on_cpu()
     }
 
     #[test]
@@ -231,6 +253,14 @@ mod tests {
         assert_eq!((p.decode, p.compute), (Duration::from_micros(500), EACH));
         // 40 000 bytes in 10 ms.
         assert!((p.link_gbps.unwrap() - 0.004).abs() < 1e-12);
+    }
+
+    #[test]
+    fn a_ratio_is_in_units_of_10_ms() {
+        let p = plan("bench --workers 2 --batch-size 40 --record-bytes 1000 --ratio 2:0.5:3");
+        assert_eq!((p.decode, p.compute), (Duration::from_millis(1), 3 * EACH));
+        assert!((p.link_gbps.unwrap() - 0.008).abs() < 1e-12);
+        assert_eq!(plan("bench --ratio 1:0:0 --records x --record-bytes 9").link_gbps, None);
     }
 
     #[test]

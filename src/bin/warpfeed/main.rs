@@ -1,11 +1,16 @@
 //! The `warpfeed` command-line tool.
 
 mod bench;
+mod check;
 mod data;
 mod doctor;
+#[cfg(feature = "cuda")]
+mod kernel;
 mod pace;
 mod pipeline;
+mod ratio;
 mod report;
+mod rig;
 
 use std::io::{self, IsTerminal, Write};
 use std::process::ExitCode;
@@ -27,6 +32,7 @@ struct Cli {
 #[derive(Debug, Subcommand)]
 enum Command {
     Bench(bench::Args),
+    Check(check::Args),
     Doctor(doctor::Args),
 }
 
@@ -41,6 +47,7 @@ fn main() -> ExitCode {
     format.with_writer(io::stderr).with_ansi(io::stderr().is_terminal()).init();
     let outcome = match cli.command {
         Command::Bench(args) => bench::run(&args),
+        Command::Check(args) => check::run(&args),
         Command::Doctor(args) => doctor::run(&args),
     };
     match outcome {

@@ -7,10 +7,11 @@ use indicatif::ProgressBar;
 use warpfeed::decode::{Decode, Sample};
 use warpfeed::sampler::{Sampler, Sequential};
 use warpfeed::source::{Records, Source};
-use warpfeed::{CpuOptions, Device, Event, Field, Loader, Result, Row, Stage, Stats};
+use warpfeed::{Event, Field, Loader, Result, Row, Stage, Stats};
 
 use crate::data::Data;
 use crate::pace::paced;
+use crate::rig::Rig;
 
 /// The stages run alone for at most this many steps: enough to know how long one takes.
 const ALONE: u64 = 100;
@@ -28,7 +29,7 @@ pub(crate) struct Plan {
     pub(crate) steps: u64,
     /// What decoding a sample takes; zero: what copying it takes.
     pub(crate) decode: Duration,
-    /// The modelled link in 10⁹ bytes a second; `None`: a copy takes what copying its bytes takes.
+    /// The modelled link in 10⁹ bytes a second, on the CPU device; `None`: a copy takes what copying its bytes takes.
     pub(crate) link_gbps: Option<f64>,
     /// What a step of the consumer takes on the device.
     pub(crate) compute: Duration,
@@ -80,27 +81,26 @@ impl Plan {
         Self { host_slots, device_slots, steps: self.steps.min(ALONE), ..*stage }
     }
 
-    /// Measures it all, over `data`.
+    /// Measures it all, over `data` on `rig`.
     ///
     /// # Errors
     /// What the loader and the device meet.
-    pub(crate) fn measure(&self, data: &Arc<Data>, progress: &ProgressBar) -> Result<Measured> {
+    pub(crate) fn measure(&self, rig: &Rig, data: &Arc<Data>, progress: &ProgressBar) -> Result<Measured> {
         progress.set_message("load alone");
         let free_link = Self { link_gbps: None, compute: Duration::ZERO, ..*self };
-        let load = self.alone(&free_link).run(data, Mode::Overlapped, progress)?;
+        let load = self.alone(&free_link).run(rig, data, Mode::Overlapped, progress)?;
         progress.set_message("copy alone");
-        let no_work = Self { compute: Duration::ZERO, ..*self };
-        let copy = self.alone(&no_work).run(data, Mode::Undecoded, progress)?;
+        let copy = self.copy_alone(rig, data, progress)?;
         progress.set_message("compute alone");
-        let compute = self.alone(self).compute_alone(progress)?;
+        let compute = self.alone(self).compute_alone(rig, progress)?;
         progress.set_message("serial");
         let one_slot = Self { host_slots: 1, device_slots: 1, ..*self };
-        let serial = one_slot.run(data, Mode::Serial, progress)?;
+        let serial = one_slot.run(rig, data, Mode::Serial, progress)?;
         progress.set_message("overlapped");
-        let run = self.run(data, Mode::Overlapped, progress)?;
+        let run = self.run(rig, data, Mode::Overlapped, progress)?;
         Ok(Measured {
             load: load.time_to_load(self.workers),
-            copy: copy.step,
+            copy,
             compute,
             serial: serial.step,
             overlapped: run.step,
@@ -113,15 +113,24 @@ impl Plan {
         })
     }
 
+    /// What a batch's copy takes on a link that has nothing else to do.
+    ///
+    /// # Errors
+    /// As [`Plan::measure`].
+    pub(crate) fn copy_alone(&self, rig: &Rig, data: &Arc<Data>, progress: &ProgressBar) -> Result<Duration> {
+        let no_work = Self { compute: Duration::ZERO, ..*self };
+        Ok(self.alone(&no_work).run(rig, data, Mode::Undecoded, progress)?.step)
+    }
+
     /// What a step of the consumer takes on a stream that has nothing else to do.
-    fn compute_alone(&self, progress: &ProgressBar) -> Result<Duration> {
-        let stream = Device::cpu().new_stream()?;
+    fn compute_alone(&self, rig: &Rig, progress: &ProgressBar) -> Result<Duration> {
+        let stream = rig.device(None).new_stream()?;
         let device = stream.device();
         let begun = device.new_event()?;
         stream.record(&begun)?;
         let mut ends = Vec::new();
         for _ in 0..self.steps {
-            self.enqueue_step(&stream)?;
+            rig.compute(&stream, self.compute, self.spin)?;
             let end = device.new_event()?;
             stream.record(&end)?;
             ends.push(end);
@@ -134,16 +143,12 @@ impl Plan {
         Ok(if self.compute.is_zero() { Duration::ZERO } else { each(all, self.steps) })
     }
 
-    fn enqueue_step(&self, stream: &warpfeed::Stream) -> Result<()> {
-        let (time, spin) = (self.compute, self.spin);
-        if time.is_zero() { Ok(()) } else { stream.enqueue(move || paced(time, spin, || ())) }
-    }
-
     /// Runs the pipeline. All times are taken by events on the consumer's stream.
-    fn run(&self, data: &Arc<Data>, mode: Mode, progress: &ProgressBar) -> Result<Run> {
-        let link = CpuOptions::default();
-        let link = self.link_gbps.map_or_else(|| link.clone(), |gbps| link.clone().link_gbps(gbps));
-        let device = Device::cpu_with(link);
+    ///
+    /// # Errors
+    /// As [`Plan::measure`].
+    pub(crate) fn run(&self, rig: &Rig, data: &Arc<Data>, mode: Mode, progress: &ProgressBar) -> Result<Run> {
+        let device = rig.device(self.link_gbps);
         let stream = device.new_stream()?;
         let (warm_up, batches) = (self.warm_up(), self.batches());
         let event = |_| device.new_event();
@@ -185,7 +190,7 @@ impl Plan {
                 }
                 let Some(batch) = epoch.next().transpose()? else { break };
                 stream.record(start)?;
-                self.enqueue_step(&stream)?;
+                rig.compute(&stream, self.compute, self.spin)?;
                 stream.record(end)?;
                 if mode == Mode::Serial {
                     stream.synchronize()?;
@@ -224,7 +229,7 @@ fn each(all: Duration, steps: u64) -> Duration {
 }
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-enum Mode {
+pub(crate) enum Mode {
     /// As a loader is used: everything at once.
     Overlapped,
     /// A batch is loaded when it is asked for, and the next is asked for when the step that uses it is over.
@@ -234,13 +239,13 @@ enum Mode {
 }
 
 /// What one run took.
-struct Run {
-    step: Duration,
+pub(crate) struct Run {
+    pub(crate) step: Duration,
     stall: Duration,
     first_batch: Duration,
     fill: Duration,
     drain: Duration,
-    stats: Stats,
+    pub(crate) stats: Stats,
 }
 
 impl Run {

@@ -65,9 +65,9 @@ impl Report {
     }
 
     /// One line of JSON.
-    pub(crate) fn json(&self, plan: &Plan, record_bytes: u64) -> serde_json::Value {
+    pub(crate) fn json(&self, device: &str, plan: &Plan, record_bytes: u64) -> serde_json::Value {
         json!({
-            "device": "cpu",
+            "device": device,
             "record_bytes": record_bytes,
             "batch_size": plan.batch_size,
             "workers": plan.workers,
@@ -159,7 +159,7 @@ fn efficiency(serial: f64, overlapped: f64, ideal: f64) -> Option<f64> {
 }
 
 /// Four digits, or all before the point.
-fn figure(x: f64) -> String {
+pub(crate) fn figure(x: f64) -> String {
     let digits = match x.abs() {
         x if x >= 1000.0 => 0,
         x if x >= 100.0 => 1,
