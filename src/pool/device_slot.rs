@@ -95,12 +95,10 @@ impl DeviceSlot {
         self.memory().copied.as_ref()
     }
 
-    /// Orders `stream` behind the gate; from then on it may write the buffer.
+    /// Orders `stream`, on which all copies into the buffer run, behind the gate; from then on it may write the buffer.
     pub(crate) fn wait_for_gate(&mut self, stream: &Stream) -> Result<()> {
         let memory = self.memory_mut();
-        if let Some(copied) = &memory.copied {
-            stream.wait(copied)?;
-        }
+        // `copied`, of a batch that was never delivered, was recorded on this very stream.
         let users = lock(&memory.users);
         for event in &users.consumed[..memory.gated] {
             stream.wait(event)?;
