@@ -176,6 +176,7 @@ pub fn destroy(handle: usize) -> Result {
     for key in gone {
         if let Some(stream) = state.streams.remove(&key) {
             stream.lane.close();
+            state.detector.retire_lane(stream.id);
         }
     }
     state.per_thread.retain(|(owner, _), _| *owner != handle);

@@ -6,7 +6,7 @@ use std::collections::{BTreeMap, VecDeque};
 use std::sync::Arc;
 
 const PAGE: usize = 4096;
-/// What fresh device memory holds, and what freed device memory does.
+/// What fresh memory holds, and what freed device memory does.
 const FRESH: u8 = 0xCD;
 const FREED: u8 = 0xDD;
 
@@ -274,6 +274,7 @@ fn map_twice(n: usize) -> Result<(usize, usize)> {
                 let base = map(len, ACCESSIBLE, libc::MAP_SHARED, fd).ok()?;
                 let alias = map(len, ACCESSIBLE, libc::MAP_SHARED, fd);
                 let alias = alias.inspect_err(|_| Mapping { base, len }.unmap()).ok()?;
+                std::ptr::write_bytes(alias as *mut u8, FRESH, n);
                 Some((base, alias))
             })
             .flatten();

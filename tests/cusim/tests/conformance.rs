@@ -187,6 +187,49 @@ fn the_default_stream_waits_for_blocking_streams_and_they_for_it() {
 }
 
 #[test]
+fn each_thread_has_a_stream_of_its_own() {
+    let rig = rig();
+    let per_thread = || 2 as sys::CUstream; // CU_STREAM_PER_THREAD
+    let flag = AtomicU32::new(0);
+    let event = rig.flags(UNTIMED);
+    // SAFETY: live handles.
+    unsafe {
+        let held = std::thread::scope(|scope| {
+            let thread = scope.spawn(|| {
+                rig.context.bind_to_thread().unwrap();
+                Held::new(&flag, per_thread())
+            });
+            thread.join().unwrap()
+        });
+        event::record(event, per_thread()).unwrap();
+        assert_eq!(sys::cuEventSynchronize(event), CUDA_SUCCESS);
+        event::record(event, null_mut()).unwrap(); // the legacy stream comes after those of all threads
+        assert_eq!(sys::cuEventQuery(event), CUDA_ERROR_NOT_READY);
+        drop(held);
+        assert_eq!(sys::cuEventSynchronize(event), CUDA_SUCCESS);
+        event::destroy(event).unwrap();
+    }
+}
+
+#[test]
+fn streams_have_priorities_and_flags() {
+    let rig = rig();
+    let (mut least, mut greatest, mut priority, mut flags) = (0, 0, 0, 0);
+    // SAFETY: live handles; the driver writes to this stack.
+    unsafe {
+        sys::cuCtxGetStreamPriorityRange(&mut least, &mut greatest).result().unwrap();
+        assert!(greatest < least, "{greatest} {least}");
+        for (wanted, given) in [(least, least), (greatest, greatest), (greatest - 100, greatest)] {
+            let stream = rig.context.new_stream_with_priority(wanted).unwrap();
+            sys::cuStreamGetPriority(stream.cu_stream(), &mut priority).result().unwrap();
+            assert_eq!(priority, given);
+            sys::cuStreamGetFlags(stream.cu_stream(), &mut flags).result().unwrap();
+            assert_eq!(flags, sys::CUstream_flags::CU_STREAM_NON_BLOCKING as u32);
+        }
+    }
+}
+
+#[test]
 fn page_locked_memory_goes_there_and_back() {
     let rig = rig();
     const N: usize = 1 << 16;

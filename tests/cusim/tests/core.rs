@@ -42,13 +42,16 @@ fn a_kernel_runs_on_what_was_copied() {
 }
 
 #[test]
-fn fresh_device_memory_is_not_zero() {
+fn fresh_memory_is_not_zero() {
     let _sim = sim();
     let context = CudaContext::new(0).unwrap();
     let stream = context.new_stream().unwrap();
     // SAFETY: the memory is only read as bytes, which any value is.
     let device = unsafe { stream.alloc::<u8>(300) }.unwrap();
     assert_eq!(stream.clone_dtoh(&device).unwrap(), [0xCD; 300]);
+    // SAFETY: fresh memory of 300 bytes; it is freed by the end of the context.
+    let host = unsafe { std::slice::from_raw_parts(result::malloc_host(300, 0).unwrap().cast::<u8>(), 300) };
+    assert_eq!(host, [0xCD; 300]);
 }
 
 unsafe extern "C" fn count(data: *mut std::ffi::c_void) {

@@ -155,6 +155,63 @@ fn parts_that_do_not_meet_do_not_race() {
 }
 
 #[test]
+fn rows_race_only_where_their_bytes_meet() {
+    let columns = |stream: &CudaStream, rig: &Rig, x: usize, width: usize| {
+        let copy = sys::CUDA_MEMCPY2D {
+            srcXInBytes: x,
+            srcY: 0,
+            srcMemoryType: sys::CUmemorytype::CU_MEMORYTYPE_HOST,
+            srcHost: rig.host.cast(),
+            srcDevice: 0,
+            srcArray: std::ptr::null_mut(),
+            srcPitch: 128,
+            dstXInBytes: x,
+            dstY: 1,
+            dstMemoryType: sys::CUmemorytype::CU_MEMORYTYPE_DEVICE,
+            dstHost: std::ptr::null_mut(),
+            dstDevice: rig.device,
+            dstArray: std::ptr::null_mut(),
+            dstPitch: 256,
+            WidthInBytes: width,
+            Height: 20,
+        };
+        // SAFETY: inside both buffers.
+        unsafe { sys::cuMemcpy2DAsync_v2(&copy, stream.cu_stream()) }.result().unwrap();
+    };
+    for (from, races) in [(64, 0), (63, 1)] {
+        let rig = Rig::new();
+        columns(&rig.a, &rig, 0, 64);
+        columns(&rig.b, &rig, from, 64);
+        rig.races(races);
+    }
+}
+
+#[test]
+fn registered_memory_is_watched_too() {
+    let rig = Rig::new();
+    let mut own = vec![0u8; N];
+    let p = own.as_mut_ptr().cast();
+    // SAFETY: inside both buffers; `own` lives until it is unregistered, after the streams' work.
+    unsafe {
+        sys::cuMemHostRegister_v2(p, N, 0).result().unwrap();
+        sys::cuMemcpyHtoDAsync_v2(rig.device, p, N, rig.a.cu_stream()).result().unwrap();
+        sys::cuMemcpyDtoHAsync_v2(p, rig.device, N, rig.b.cu_stream()).result().unwrap();
+        let races = rig.races(2); // the device memory, and this
+        assert!(races.iter().any(|race| race.contains("registered memory")), "{races:?}");
+        sys::cuMemHostUnregister(p).result().unwrap();
+    }
+}
+
+#[test]
+fn a_copy_inside_a_device_is_not_done_when_the_call_returns() {
+    let rig = Rig::new();
+    // SAFETY: inside the buffer.
+    unsafe { sys::cuMemcpyDtoD_v2(rig.device, rig.device + 4096, 4096) }.result().unwrap();
+    rig.fill(&rig.a);
+    rig.races(1);
+}
+
+#[test]
 fn a_synchronise_of_the_host_orders() {
     let rig = Rig::new();
     rig.upload(&rig.a);

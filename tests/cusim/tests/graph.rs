@@ -156,6 +156,39 @@ fn the_legacy_stream_is_refused_while_a_blocking_stream_is_captured() {
 }
 
 #[test]
+fn a_capture_has_a_status_and_a_number() {
+    let rig = rig();
+    let info = |stream: &CudaStream| {
+        let mut status = sys::CUstreamCaptureStatus::CU_STREAM_CAPTURE_STATUS_NONE;
+        let mut id = 0;
+        use std::ptr::null_mut;
+        // SAFETY: a live stream; the driver writes to this stack, and not where it gets null.
+        unsafe {
+            sys::cuStreamGetCaptureInfo_v2(
+                stream.cu_stream(),
+                &mut status,
+                &mut id,
+                null_mut(),
+                null_mut(),
+                null_mut(),
+            )
+        }
+        .result()
+        .unwrap();
+        (status as u32, id)
+    };
+    assert_eq!(info(&rig.a), (0, 0));
+    rig.a.begin_capture(GLOBAL).unwrap();
+    rig.b.join(&rig.a).unwrap();
+    let (active, id) = info(&rig.a);
+    assert!(active == 1 && id != 0 && info(&rig.b) == (1, id));
+    assert!(rig.a.synchronize().is_err());
+    assert_eq!(info(&rig.b), (2, id));
+    assert!(rig.a.end_capture(sys::CUgraphInstantiate_flags(0)).is_err());
+    assert_eq!((info(&rig.a), info(&rig.b)), ((0, 0), (0, 0)));
+}
+
+#[test]
 fn graphs_are_counted_while_they_live() {
     let rig = rig();
     rig.a.begin_capture(GLOBAL).unwrap();
