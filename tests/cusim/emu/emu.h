@@ -12,8 +12,9 @@
 #include <type_traits>
 #include <utility>
 
-// What a kernel accesses: told once for every piece of memory, with `write` 0 or 1.
-typedef void (*EmuReport)(void* ctx, const void* p, size_t n, int write);
+// What a kernel accesses: told once for every piece of memory, with `kind` 0 for
+// a read, 1 for a write, 2 for atomic changes.
+typedef void (*EmuReport)(void* ctx, const void* p, size_t n, int kind);
 
 // The contract with the simulated driver. `params` are those of cuLaunchKernel: pointers to the arguments. `run` works
 // through the grid on the calling thread, and may be called on several at once. `access` tells, without running, what

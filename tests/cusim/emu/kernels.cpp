@@ -14,6 +14,5 @@ EMU_ACCESS(fill_check)
     if (bytes == 0) return;
     const void* found = emu_param<4>(fill_check, params);
     report(ctx, emu_param<0>(fill_check, params), bytes, 0);
-    report(ctx, found, 16, 0);
-    report(ctx, found, 16, 1);
+    report(ctx, found, 16, 2);
 }

@@ -80,6 +80,8 @@ config! {
     unknown_kernels: bool = false;
     /// Most bytes that can be page-locked; 0: no limit.
     pin_limit: usize = 0;
+    /// Where the report is left when the process ends; empty: nowhere.
+    report: String = String::new();
     /// What cuInit returns; 0: success.
     init_error: i32 = 0;
 }

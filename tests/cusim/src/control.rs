@@ -64,6 +64,16 @@ fn answer(verb: &str, rest: &str) -> Result<String, String> {
     Ok("ok".into())
 }
 
+/// Writes the report where the configuration asks for it, at the end of the process.
+pub fn leave_report() {
+    let path = config::read().report.clone();
+    if !path.is_empty()
+        && let Err(error) = std::fs::write(&path, report(false))
+    {
+        eprintln!("cusim: no report in {path}: {error}");
+    }
+}
+
 fn report(take: bool) -> String {
     let mut state = state::lock();
     let state = &mut *state;

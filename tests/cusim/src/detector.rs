@@ -13,13 +13,21 @@ use std::sync::Arc;
 pub enum Kind {
     Read,
     Write,
+    /// Read and written in one: those of several launches need no order among them.
+    Atomic,
 }
 
 impl Kind {
+    /// Whether two accesses of the same memory need an order.
+    fn clashes(self, other: Kind) -> bool {
+        self == Kind::Write || self != other
+    }
+
     fn verb(self) -> &'static str {
         match self {
             Kind::Read => "reads",
             Kind::Write => "writes",
+            Kind::Atomic => "changes",
         }
     }
 }
@@ -86,8 +94,7 @@ pub struct Touch {
 
 impl Touch {
     pub fn conflicts(&self, other: &Touch) -> bool {
-        let write = self.kind == Kind::Write || other.kind == Kind::Write;
-        write && self.object == other.object && self.span.meets(&other.span)
+        self.kind.clashes(other.kind) && self.object == other.object && self.span.meets(&other.span)
     }
 }
 
@@ -201,7 +208,7 @@ impl Detector {
             let known = old.by.stamp <= host.get(old.by.lane);
             let implied = old.by.stamp <= clock.get(old.by.lane)
                 && touch.span.covers(&old.span)
-                && (touch.kind == Kind::Write || old.kind == Kind::Read);
+                && (touch.kind == Kind::Write || old.kind == touch.kind);
             !known && !implied
         });
         list.push(Access { span: touch.span, kind: touch.kind, by: by.clone() });
@@ -244,14 +251,27 @@ impl Detector {
 }
 
 fn conflict(old: &Access, span: &Span, kind: Kind, known: &Clock) -> bool {
-    (kind == Kind::Write || old.kind == Kind::Write)
-        && old.by.stamp > known.get(old.by.lane)
-        && old.span.meets(span)
+    kind.clashes(old.kind) && old.by.stamp > known.get(old.by.lane) && old.span.meets(span)
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn atomic_changes_need_no_order_among_themselves() {
+        use Kind::{Atomic, Read, Write};
+        for (a, b, clash) in [
+            (Read, Read, false),
+            (Read, Write, true),
+            (Write, Write, true),
+            (Atomic, Atomic, false),
+            (Atomic, Read, true),
+            (Atomic, Write, true),
+        ] {
+            assert_eq!((a.clashes(b), b.clashes(a)), (clash, clash), "{a:?} {b:?}");
+        }
+    }
 
     #[test]
     fn rows_meet_only_where_bytes_do() {

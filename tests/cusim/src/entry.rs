@@ -39,7 +39,11 @@ static SHUT_DOWN: AtomicBool = AtomicBool::new(false);
 
 /// As a real driver's own exit handler does: what runs after it finds no driver any more.
 pub extern "C" fn shut_down() {
-    SHUT_DOWN.store(true, Ordering::SeqCst); // no lock: a forked child may exit too
+    SHUT_DOWN.store(true, Ordering::SeqCst);
+    // A forked child may exit too: it takes no lock, which its parent may have held.
+    if OWNER.load(Ordering::SeqCst) == process() {
+        crate::control::leave_report();
+    }
 }
 
 pub fn own() {

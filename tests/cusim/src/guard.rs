@@ -39,7 +39,7 @@ pub fn protect(block: &mut Block, detector: &Detector) {
     for run in cuts.windows(2) {
         let mut protection = libc::PROT_READ | libc::PROT_WRITE;
         for access in in_flight.iter().filter(|a| a.span.lo < run[1] && run[0] < a.span.hi()) {
-            protection &= if access.kind == Kind::Write { libc::PROT_NONE } else { libc::PROT_READ };
+            protection &= if access.kind != Kind::Read { libc::PROT_NONE } else { libc::PROT_READ };
         }
         // SAFETY: `run` is whole pages of the block's mapping; the driver itself uses the other mapping.
         unsafe { libc::mprotect(run[0] as *mut c_void, run[1] - run[0], protection) };
@@ -83,9 +83,10 @@ unsafe extern "C" fn on_fault(signal: c_int, info: *mut libc::siginfo_t, context
         return; // opened by another thread meanwhile
     }
     // Bytes that merely share a page with bytes in flight are free to use.
-    let first = state.detector.in_flight(block.number).find(|access| {
-        access.span.meets_range(address, address + 1) && (write || access.kind == Kind::Write)
-    });
+    let first = state
+        .detector
+        .in_flight(block.number)
+        .find(|access| access.span.meets_range(address, address + 1) && (write || access.kind != Kind::Read));
     if let Some(copy) = first.map(|access| access.by.clone()) {
         let thread = thread_name();
         let (named, offset) = (block.named(), address - block.base);

@@ -1,6 +1,7 @@
 //! Kernels emulated on the host: the table that `emu/table.cpp` builds, and launches of its entries.
 
 use crate::config;
+use crate::detector::Kind;
 use crate::lane::Poison;
 use crate::state;
 use crate::work::sleep_until;
@@ -40,16 +41,21 @@ pub fn find(name: &str) -> Option<&'static EmuKernel> {
 pub struct Use {
     pub address: usize,
     pub bytes: usize,
-    pub write: bool,
+    pub kind: Kind,
 }
 
 impl EmuKernel {
     /// What a launch with these parameters touches; `None` where the table does not say.
     pub fn uses(&self, params: &[Vec<u8>]) -> Option<Vec<Use>> {
-        unsafe extern "C" fn note(uses: *mut c_void, p: *const c_void, bytes: usize, write: c_int) {
+        unsafe extern "C" fn note(uses: *mut c_void, p: *const c_void, bytes: usize, kind: c_int) {
             // SAFETY: `uses` is the vector handed to `access` below, which nothing else uses meanwhile.
             let uses = unsafe { &mut *uses.cast::<Vec<Use>>() };
-            uses.push(Use { address: p as usize, bytes, write: write != 0 });
+            let kind = match kind {
+                0 => Kind::Read,
+                1 => Kind::Write,
+                _ => Kind::Atomic,
+            };
+            uses.push(Use { address: p as usize, bytes, kind });
         }
         let access = self.access?;
         let mut uses: Vec<Use> = vec![];

@@ -150,7 +150,7 @@ impl State {
     fn pointed_to(&self, params: &[Vec<u8>]) -> Vec<Use> {
         let whole = |address| {
             let block = self.memory.at(address)?;
-            Some(Use { address: block.base, bytes: block.len, write: true })
+            Some(Use { address: block.base, bytes: block.len, kind: Kind::Write })
         };
         words(params).filter_map(whole).collect()
     }
@@ -162,7 +162,6 @@ impl State {
         let context = self.contexts.get(&owner)?;
         for u in uses {
             let span = Span::bytes(u.address, u.bytes);
-            let kind = if u.write { Kind::Write } else { Kind::Read };
             match self.memory.find(&span) {
                 Found::Inside(block) => match block.place {
                     Place::Device(device)
@@ -173,7 +172,7 @@ impl State {
                             block.named()
                         ));
                     }
-                    _ => touches.push(block.touch(span, kind)),
+                    _ => touches.push(block.touch(span, u.kind)),
                 },
                 Found::Over(block) => trouble.push(format!(
                     "OUT OF BOUNDS: kernel {name} touches {} B from byte {} of {}",

@@ -62,7 +62,8 @@ impl Report {
         assert!(self.accesses_checked > 0, "no access was checked, so nothing was shown");
     }
 
-    fn read(text: &str) -> Report {
+    /// A report that a process left, by `CUSIM_REPORT`.
+    pub fn read(text: &str) -> Report {
         let mut report = Report::default();
         for line in text.lines() {
             let (kind, rest) = line.split_once(' ').unwrap_or((line, ""));

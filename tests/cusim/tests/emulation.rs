@@ -56,11 +56,11 @@ impl<'a, const N: usize> Launch<'a, N> {
         unsafe { (self.kernel.run)([grid, 1, 1].as_ptr(), [block, 1, 1].as_ptr(), self.params.as_mut_ptr()) };
     }
 
-    /// (address, bytes, write) of all that is reported.
-    fn access(&mut self) -> Vec<(u64, usize, bool)> {
-        unsafe extern "C" fn note(ctx: *mut c_void, p: *const c_void, n: usize, write: c_int) {
+    /// (address, bytes, kind) of all that is reported.
+    fn access(&mut self) -> Vec<(u64, usize, c_int)> {
+        unsafe extern "C" fn note(ctx: *mut c_void, p: *const c_void, n: usize, kind: c_int) {
             // SAFETY: `ctx` is the vector below, which nobody else uses during the call.
-            unsafe { &mut *ctx.cast::<Vec<(u64, usize, bool)>>() }.push((p as u64, n, write != 0));
+            unsafe { &mut *ctx.cast::<Vec<(u64, usize, c_int)>>() }.push((p as u64, n, kind));
         }
         let mut found = Vec::new();
         // SAFETY: the arguments are those of the kernel's signature; nothing they point to is touched.
@@ -270,8 +270,8 @@ fn access_is_what_the_kernel_touches() {
     assert_eq!(Launch::new("spin", &[5]).access(), []);
     // Addresses that nobody may touch: they are only named.
     let mut launch = Launch::new("fill_check", &[0x1001, 77, 1, 0, 0x8000]);
-    assert_eq!(launch.access(), [(0x1001, 77, false), (0x8000, 16, false), (0x8000, 16, true)]);
+    assert_eq!(launch.access(), [(0x1001, 77, 0), (0x8000, 16, 2)]);
     assert_eq!(Launch::new("fill_check", &[0x1001, 0, 1, 0, 0x8000]).access(), []);
     let mut launch = Launch::new("block_sum", &[0x1000, 10, 0x8000]);
-    assert_eq!(launch.access(), [(0x1000, 40, false), (0x8000, 4, false), (0x8000, 4, true)]);
+    assert_eq!(launch.access(), [(0x1000, 40, 0), (0x8000, 4, 2)]);
 }
