@@ -7,6 +7,8 @@
     reason = "a test stops at the first surprise"
 )]
 
+#![allow(clippy::duplicate_mod, reason = "each file of the root's tests brings its own `support`")]
+
 extern crate warpfeed_cuda as warpfeed;
 
 #[path = "support/simulated.rs"]
