@@ -240,6 +240,10 @@ run() {
 
     step 'doctor' 30 "$folder/warpfeed" doctor
     cat "$out"
+    if ! step 'the device' 60 "$folder/warpfeed" bench --device cuda:0 --steps 1 --batch-size 1 --record-bytes 1000; then
+        echo
+        die 'there is no GPU to run on'
+    fi
     tests 'contract of devices' contract --test-threads=1 --nocapture device::tests::contract
     tests 'conformance of the driver' conformance --test-threads=1
     step 'check' 200 "$folder/warpfeed" check --device cuda:0 --json "${little[@]}"

@@ -189,7 +189,7 @@ impl Args {
         let source = self.records.as_ref().map_or("synthetic".into(), |path| path.display().to_string());
         let plural = |n: usize, noun| format!("{n} {noun}{}", if n == 1 { "" } else { "s" });
         format!(
-            "{source}: batches of {} × {} bytes, {}, {}, {}, {} steps, device {device}",
+            "{source}: batches of {} × {} bytes, {}, {}, {}, {} steps, {device}",
             plan.batch_size,
             self.record_bytes(),
             plural(plan.workers, "worker"),
@@ -222,7 +222,8 @@ pub(crate) fn run(args: &Args) -> anyhow::Result<()> {
     let measured = plan.measure(&rig, &data, &progress);
     progress.finish_and_clear();
     let report = Report::new(&plan, &measured?);
-    let table = report.table(&args.title(&rig.name(), &plan));
+    let device = if rig.is_cpu() { "CPU device".to_string() } else { rig.name() };
+    let table = report.table(&args.title(&device, &plan));
     if args.json {
         writeln!(io::stdout(), "{}", report.json(&rig.name(), &plan, args.record_bytes()))?;
         writeln!(io::stderr(), "{table}")?;
