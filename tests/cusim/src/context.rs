@@ -1,5 +1,6 @@
 //! Contexts: which one is current on a thread, how they begin and end, and what the host waits for in them.
 
+use crate::clock::Clock;
 use crate::error::{Code, Result};
 use crate::fence::Fence;
 use crate::lane::Poison;
@@ -20,10 +21,26 @@ pub struct Context {
     pub poison: Arc<Poison>,
     /// The legacy default stream.
     pub legacy: usize,
-    /// The last work of streams that were destroyed.
-    pub retired: Vec<Arc<Fence>>,
+    /// The last work of streams that were destroyed: that which is done in one, and what is not.
+    retired: Vec<Arc<Fence>>,
     /// Contexts whose memory kernels of this one can use.
     pub peers: BTreeSet<usize>,
+}
+
+impl Context {
+    /// Keeps the last work of a stream that is destroyed: a synchronise of the context is for that too.
+    pub fn retire(&mut self, tail: Arc<Fence>) {
+        self.retired.push(tail);
+        let (done, open): (Vec<_>, _) = self.retired.drain(..).partition(|tail| tail.time().is_some());
+        let mut clock = Clock::default();
+        done.iter().for_each(|tail| clock.join(&tail.clock));
+        self.retired = open;
+        self.retired.push(Fence::passed(clock));
+    }
+
+    pub fn retired(&self) -> impl Iterator<Item = &Arc<Fence>> {
+        self.retired.iter()
+    }
 }
 
 thread_local! {
@@ -147,9 +164,7 @@ pub fn synchronize(handle: usize) -> Result {
     tails.iter().for_each(|tail| tail.wait());
     let mut state = state::lock();
     tails.iter().for_each(|tail| state.host_knows(&tail.clock));
-    let context = state.contexts.get_mut(&handle).ok_or(Code::CONTEXT_IS_DESTROYED)?;
-    context.retired.retain(|tail| tail.time().is_none());
-    context.poison.check()
+    state.contexts.get(&handle).ok_or(Code::CONTEXT_IS_DESTROYED)?.poison.check()
 }
 
 /// Waits for all work of a context, without letting the host take it as known: what the driver does when it

@@ -221,6 +221,26 @@ fn a_synchronise_of_the_host_orders() {
 }
 
 #[test]
+fn a_synchronise_of_the_context_is_for_destroyed_streams_too() {
+    for done in [true, false] {
+        let rig = Rig::new();
+        let gone = rig.context.new_stream().unwrap();
+        if !done {
+            rig.sim.change(|config| config.copy_us = 30_000);
+        }
+        rig.upload(&gone);
+        if done {
+            // Until it is done, without the host's knowing.
+            std::thread::sleep(std::time::Duration::from_millis(30));
+        }
+        drop(gone);
+        rig.context.synchronize().unwrap();
+        rig.fill(&rig.b);
+        rig.races(0);
+    }
+}
+
+#[test]
 fn polling_an_event_orders() {
     let rig = Rig::new();
     rig.upload(&rig.a);
