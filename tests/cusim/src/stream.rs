@@ -160,7 +160,7 @@ impl State {
                     && other.flags & NON_BLOCKING == 0
             };
             let tails = self.streams.values().filter(blocking).map(|other| other.tail.clone());
-            return Ok(tails.chain(context.retired().cloned()).collect());
+            return Ok(tails.chain(context.retired_blocking().cloned()).collect());
         }
         if stream.flags & NON_BLOCKING != 0 {
             return Ok(vec![]);
@@ -221,7 +221,7 @@ pub fn destroy(handle: usize) -> Result {
         state.invalidate(tip.capture, Code::CAPTURE_INVALIDATED);
     }
     if let Some(context) = state.contexts.get_mut(&stream.context) {
-        context.retire(stream.tail);
+        context.retire(stream.tail, stream.flags & NON_BLOCKING == 0);
     }
     Ok(())
 }

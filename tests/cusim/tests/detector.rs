@@ -352,6 +352,23 @@ fn the_default_stream_is_in_order_with_blocking_streams_only() {
 }
 
 #[test]
+fn the_default_stream_is_in_order_with_blocking_streams_that_are_gone() {
+    for (kind, races) in
+        [(result::stream::StreamKind::Default, 0), (result::stream::StreamKind::NonBlocking, 1)]
+    {
+        let rig = Rig::new();
+        let gone = result::stream::create(kind).unwrap();
+        // SAFETY: inside the buffer; the stream is destroyed once.
+        unsafe {
+            result::memset_d8_async(rig.device, 1, N, gone).unwrap();
+            result::stream::destroy(gone).unwrap();
+        }
+        rig.fill(&rig.context.default_stream());
+        rig.races(races);
+    }
+}
+
+#[test]
 fn a_pageable_synchronous_copy_is_not_done_when_it_returns() {
     {
         let rig = Rig::new();
