@@ -1,5 +1,6 @@
 //! Contexts: which one is current on a thread, how they begin and end, and what the host waits for in them.
 
+use crate::clock::Clock;
 use crate::error::{Code, Result};
 use crate::fence::Fence;
 use crate::lane::Poison;
@@ -20,10 +21,41 @@ pub struct Context {
     pub poison: Arc<Poison>,
     /// The legacy default stream.
     pub legacy: usize,
-    /// The last work of streams that were destroyed.
-    pub retired: Vec<Arc<Fence>>,
+    /// The last work of destroyed streams: non-blocking ones and blocking ones.
+    retired: [Retired; 2],
     /// Contexts whose memory kernels of this one can use.
     pub peers: BTreeSet<usize>,
+}
+
+/// The last work of streams that are gone: that which is done in one, and what is not.
+#[derive(Default)]
+struct Retired(Vec<Arc<Fence>>);
+
+impl Retired {
+    fn add(&mut self, tail: Arc<Fence>) {
+        self.0.push(tail);
+        let (done, open): (Vec<_>, _) = self.0.drain(..).partition(|tail| tail.time().is_some());
+        let mut clock = Clock::default();
+        done.iter().for_each(|tail| clock.join(&tail.clock));
+        self.0 = open;
+        self.0.push(Fence::passed(clock));
+    }
+}
+
+impl Context {
+    /// Keeps the last work of a stream that is destroyed: a synchronise of the context is for that too.
+    pub fn retire(&mut self, tail: Arc<Fence>, blocking: bool) {
+        self.retired[usize::from(blocking)].add(tail);
+    }
+
+    /// What the legacy stream still comes after.
+    pub fn retired_blocking(&self) -> impl Iterator<Item = &Arc<Fence>> {
+        self.retired[1].0.iter()
+    }
+
+    fn retired(&self) -> impl Iterator<Item = &Arc<Fence>> {
+        self.retired.iter().flat_map(|retired| &retired.0)
+    }
 }
 
 thread_local! {
@@ -93,7 +125,7 @@ impl State {
                 flags,
                 poison,
                 legacy,
-                retired: vec![],
+                retired: Default::default(),
                 peers: BTreeSet::new(),
             },
         );
@@ -123,13 +155,13 @@ impl State {
     /// The last work of every stream of a context, also of those that were destroyed.
     pub fn tails(&self, handle: usize) -> Vec<Arc<Fence>> {
         let streams = self.streams.values().filter(|stream| stream.context == handle);
-        let retired = self.contexts.get(&handle).into_iter().flat_map(|context| &context.retired);
+        let retired = self.contexts.get(&handle).into_iter().flat_map(Context::retired);
         streams.map(|stream| &stream.tail).chain(retired).cloned().collect()
     }
 
     /// The work of all streams of all contexts that is not done yet.
     pub fn unfinished(&self) -> Vec<Arc<Fence>> {
-        let retired = self.contexts.values().flat_map(|context| &context.retired);
+        let retired = self.contexts.values().flat_map(Context::retired);
         let tails = self.streams.values().map(|stream| &stream.tail).chain(retired);
         tails.filter(|tail| tail.time().is_none()).cloned().collect()
     }
@@ -147,9 +179,7 @@ pub fn synchronize(handle: usize) -> Result {
     tails.iter().for_each(|tail| tail.wait());
     let mut state = state::lock();
     tails.iter().for_each(|tail| state.host_knows(&tail.clock));
-    let context = state.contexts.get_mut(&handle).ok_or(Code::CONTEXT_IS_DESTROYED)?;
-    context.retired.retain(|tail| tail.time().is_none());
-    context.poison.check()
+    state.contexts.get(&handle).ok_or(Code::CONTEXT_IS_DESTROYED)?.poison.check()
 }
 
 /// Waits for all work of a context, without letting the host take it as known: what the driver does when it

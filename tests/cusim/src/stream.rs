@@ -160,7 +160,7 @@ impl State {
                     && other.flags & NON_BLOCKING == 0
             };
             let tails = self.streams.values().filter(blocking).map(|other| other.tail.clone());
-            return Ok(tails.chain(context.retired.iter().cloned()).collect());
+            return Ok(tails.chain(context.retired_blocking().cloned()).collect());
         }
         if stream.flags & NON_BLOCKING != 0 {
             return Ok(vec![]);
@@ -220,10 +220,8 @@ pub fn destroy(handle: usize) -> Result {
     if let Some(tip) = &stream.capture {
         state.invalidate(tip.capture, Code::CAPTURE_INVALIDATED);
     }
-    if let Some(context) = state.contexts.get_mut(&stream.context)
-        && stream.tail.time().is_none()
-    {
-        context.retired.push(stream.tail);
+    if let Some(context) = state.contexts.get_mut(&stream.context) {
+        context.retire(stream.tail, stream.flags & NON_BLOCKING == 0);
     }
     Ok(())
 }

@@ -129,13 +129,16 @@ impl Copy {
 
 impl Fill {
     fn perform(&self) {
-        let value = self.value.to_ne_bytes();
         for row in 0..self.rows {
-            let start = self.dst + row * self.pitch;
-            for element in 0..self.width {
-                let at = start + element * self.size;
-                // SAFETY: as for copies: inside a live allocation that is unmapped only after this.
-                unsafe { std::ptr::copy_nonoverlapping(value.as_ptr(), at as *mut u8, self.size) };
+            let start = (self.dst + row * self.pitch) as *mut u8;
+            // SAFETY: as for copies: inside a live allocation that is unmapped only after this. The start and the
+            // pitch are multiples of the element's size, which was checked at the call.
+            unsafe {
+                match self.size {
+                    1 => start.write_bytes(self.value as u8, self.width),
+                    2 => std::slice::from_raw_parts_mut(start.cast(), self.width).fill(self.value as u16),
+                    _ => std::slice::from_raw_parts_mut(start.cast(), self.width).fill(self.value),
+                }
             }
         }
     }

@@ -221,6 +221,26 @@ fn a_synchronise_of_the_host_orders() {
 }
 
 #[test]
+fn a_synchronise_of_the_context_is_for_destroyed_streams_too() {
+    for done in [true, false] {
+        let rig = Rig::new();
+        let gone = rig.context.new_stream().unwrap();
+        if !done {
+            rig.sim.change(|config| config.copy_us = 30_000);
+        }
+        rig.upload(&gone);
+        if done {
+            // Until it is done, without the host's knowing.
+            std::thread::sleep(std::time::Duration::from_millis(30));
+        }
+        drop(gone);
+        rig.context.synchronize().unwrap();
+        rig.fill(&rig.b);
+        rig.races(0);
+    }
+}
+
+#[test]
 fn polling_an_event_orders() {
     let rig = Rig::new();
     rig.upload(&rig.a);
@@ -329,6 +349,23 @@ fn the_default_stream_is_in_order_with_blocking_streams_only() {
     rig.fill(&rig.context.default_stream());
     rig.upload(&rig.a); // cudarc's streams are non-blocking
     rig.races(1);
+}
+
+#[test]
+fn the_default_stream_is_in_order_with_blocking_streams_that_are_gone() {
+    for (kind, races) in
+        [(result::stream::StreamKind::Default, 0), (result::stream::StreamKind::NonBlocking, 1)]
+    {
+        let rig = Rig::new();
+        let gone = result::stream::create(kind).unwrap();
+        // SAFETY: inside the buffer; the stream is destroyed once.
+        unsafe {
+            result::memset_d8_async(rig.device, 1, N, gone).unwrap();
+            result::stream::destroy(gone).unwrap();
+        }
+        rig.fill(&rig.context.default_stream());
+        rig.races(races);
+    }
 }
 
 #[test]
