@@ -89,6 +89,10 @@ pub use spec::{
     BatchSpec, DType, Element, FIELD_ALIGN, Field, FieldKind, MAX_DIMS, MAX_FIELDS, ROW_ALIGN, VALID,
 };
 
+/// The unit tests of the package `tests/cuda` run with the simulated driver.
+#[cfg(all(test, feature = "simulated"))]
+use cusim as _;
+
 /// The README's example compiles and runs.
 #[cfg(doctest)]
 #[doc = include_str!("../README.md")]

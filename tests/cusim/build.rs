@@ -3,7 +3,7 @@
 use std::path::PathBuf;
 
 fn main() {
-    println!("cargo:rustc-cdylib-link-arg=-Wl,-soname,libcuda.so.1");
+    println!("cargo:rustc-cdylib-link-arg=-Wl,-soname,libcuda.so");
     println!("cargo:rerun-if-changed=emu");
     println!("cargo:rerun-if-changed=../../kernels");
     let emu = std::fs::read_dir("emu").into_iter().flatten().flatten().map(|entry| entry.path());

@@ -6,7 +6,6 @@
     clippy::panic,
     reason = "a test stops at the first surprise"
 )]
-
 #![allow(clippy::duplicate_mod, reason = "each file of the root's tests brings its own `support`")]
 
 extern crate warpfeed_cuda as warpfeed;

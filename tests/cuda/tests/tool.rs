@@ -12,33 +12,35 @@ use std::path::PathBuf;
 use std::process::{Command, Output};
 use std::sync::OnceLock;
 
-use cuda::Report;
+use cusim::Report;
 use serde_json::Value;
 
-/// The tool, built like this test, and the folder with the simulated driver.
+/// The tool, built like this test, and the simulated driver.
 fn tool() -> &'static (PathBuf, PathBuf) {
     static TOOL: OnceLock<(PathBuf, PathBuf)> = OnceLock::new();
     TOOL.get_or_init(|| {
         let deps = std::env::current_exe().unwrap().parent().unwrap().to_path_buf();
-        assert!(deps.join("libcuda.so").exists(), "the simulated driver is built beside this test");
+        let driver = deps.join("libcusim.so");
+        assert!(driver.exists(), "the simulated driver is built beside this test");
         let root = concat!(env!("CARGO_MANIFEST_DIR"), "/../..");
         let mut build = Command::new(env!("CARGO"));
         build.args(["build", "--quiet", "--package", "warpfeed", "--bin", "warpfeed"]).current_dir(root);
         assert!(build.status().unwrap().success());
         let tool = deps.parent().unwrap().join("warpfeed");
         assert!(tool.exists(), "{}", tool.display());
-        (tool, deps)
+        (tool, driver)
     })
 }
 
 /// Runs it on a machine that `settings` describe; nothing that the driver finds is wrong.
 #[track_caller]
 fn run(line: &str, settings: &[(&str, &str)]) -> (Output, Report) {
-    let (tool, deps) = tool();
+    let (tool, driver) = tool();
     let folder = tempfile::tempdir().unwrap();
     let report = folder.path().join("report");
+    std::os::unix::fs::symlink(driver, folder.path().join("libcuda.so")).unwrap();
     let mut command = Command::new(tool);
-    command.args(line.split(' ')).env("LD_LIBRARY_PATH", deps).env("CUSIM_REPORT", &report);
+    command.args(line.split(' ')).env("LD_LIBRARY_PATH", folder.path()).env("CUSIM_REPORT", &report);
     let out = command.envs(settings.iter().copied()).output().unwrap();
     let report = Report::read(&std::fs::read_to_string(&report).unwrap_or_default());
     assert!(report.findings().is_empty(), "{:?}", report.findings());

@@ -1,6 +1,5 @@
 //! What the simulated machine is like. Set by `CUSIM_*` variables at first use, and by tests at any time.
 
-use crate::consent;
 use std::collections::BTreeMap;
 use std::fmt::{Display, Write};
 use std::str::FromStr;
@@ -128,9 +127,7 @@ impl Config {
     pub fn from_environment() -> Config {
         let mut config = Config::default();
         for (name, value) in std::env::vars() {
-            let Some(key) = name.strip_prefix("CUSIM_").filter(|key| *key != consent::CLIENT) else {
-                continue;
-            };
+            let Some(key) = name.strip_prefix("CUSIM_") else { continue };
             if let Err(reason) = config.set(&key.to_lowercase(), &value) {
                 panic!("{name}: {reason}");
             }

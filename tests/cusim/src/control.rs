@@ -1,11 +1,11 @@
 //! The one entry point that is not CUDA's: commands from a test, as text, and the answer as text.
 
+use crate::config;
 use crate::detector::{Kind, Span};
 use crate::error::Code;
 use crate::fault::Fault;
 use crate::memory::Found;
 use crate::state;
-use crate::{config, consent};
 use crate::{context, entry};
 use std::ffi::{CStr, CString, c_char};
 
@@ -52,7 +52,6 @@ fn answer(verb: &str, rest: &str) -> Result<String, String> {
             let fault = Fault::from_text(rest).ok_or_else(|| format!("no fault: {rest:?}"))?;
             state::lock().faults.add(fault);
         }
-        "ask" => consent::ask(),
         "heal" => state::lock().faults.clear(),
         "poison" => poison(number()?, Code(number()? as i32), false)?,
         "lose" => poison(number()?, Code(number()? as i32), true)?,

@@ -1,4 +1,4 @@
-//! A CUDA driver without a GPU. Built as `libcuda.so`, it is what cudarc opens, so that unmodified code runs
+//! A CUDA driver without a GPU. Under the name `libcuda.so` it is what cudarc opens, so that unmodified code runs
 //! where there is no GPU; it also finds races and misuse that a real driver lets pass. README.md says what is
 //! modelled.
 //!
@@ -12,7 +12,6 @@ mod api;
 mod capture;
 mod clock;
 mod config;
-mod consent;
 mod context;
 mod control;
 mod copy;
@@ -28,6 +27,7 @@ mod kernel;
 mod lane;
 mod memory;
 mod module;
+mod preload;
 mod ptx;
 mod sim;
 mod state;

@@ -101,9 +101,7 @@ impl Sim {
             let find = |name: &CStr| Some(libc::dlsym(library, name.as_ptr())).filter(|p| !p.is_null());
             let command = std::mem::transmute::<*mut c_void, Command>(find(c"cusim_command")?);
             let free = std::mem::transmute::<*mut c_void, Free>(find(c"cusim_free")?);
-            let sim = Sim { command, free };
-            sim.command("ask");
-            Some(sim)
+            Some(Sim { command, free })
         }
     }
 

@@ -2,10 +2,10 @@
 //! on a machine with a GPU as well (with a CUDA 12 driver, at least one device, and no other driver on the
 //! library path).
 
-use cuda as _; // a program that links it is shown the simulated devices, where the driver is the simulated one
 use cudarc::driver::result::{event, stream};
 use cudarc::driver::{CudaContext, CudaStream, LaunchConfig, PushKernelArg, result, sys};
 use cudarc::nvrtc::Ptx;
+use cusim as _; // a program that links it is shown the simulated devices, where the driver is the simulated one
 use std::ffi::c_void;
 use std::ptr::null_mut;
 use std::sync::atomic::{AtomicU32, Ordering};

@@ -2,7 +2,7 @@
 
 #![allow(clippy::unwrap_used, reason = "a test stops at the first surprise")]
 
-use cuda as _; // the simulated driver, with the kernels in it
+use cusim as _; // the simulated driver, with the kernels in it
 use fill_check::{byte, fill};
 use std::collections::BTreeSet;
 use std::ffi::{CStr, c_char, c_int, c_uint, c_void};

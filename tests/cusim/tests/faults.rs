@@ -2,8 +2,8 @@
 
 mod support;
 
-use cuda::Fault;
 use cudarc::driver::{CudaContext, result, sys};
+use cusim::Fault;
 use support::{INCREMENT, sim};
 use sys::CUresult::*;
 

@@ -5,7 +5,7 @@
 use std::sync::OnceLock;
 use std::sync::atomic::{AtomicUsize, Ordering::SeqCst};
 
-use cuda::{Config, Sim};
+use cusim::{Config, Sim};
 use warpfeed::{CpuOptions, CudaOptions, Device};
 
 /// Devices in the machine: more than any test binary takes.
@@ -15,7 +15,7 @@ const DEVICES: usize = 10_000;
 pub(crate) fn sim() -> Sim {
     static SIM: OnceLock<Sim> = OnceLock::new();
     *SIM.get_or_init(|| {
-        let sim = Sim::attach().expect("cargo puts libcuda.so of the package cusim on the library path");
+        let sim = Sim::attach().expect("a program that links the package cusim finds its driver");
         sim.change(|machine| {
             machine.devices = DEVICES;
             machine.guard = true;

@@ -1,6 +1,6 @@
 //! One driver a process: each test has it to itself, freshly reset.
 
-use cuda::Sim;
+use cusim::Sim;
 use std::ops::Deref;
 use std::sync::{Mutex, MutexGuard, PoisonError};
 
