@@ -208,6 +208,22 @@ fn a_driver_that_does_not_start() {
     }
 }
 
+/// A stub in a container's image: the CPU device does the work, and one warning says what is missing.
+#[test]
+fn row_27_a_stub_is_one_warning_that_names_what_is_missing() {
+    let stub = |init: i32| format!("int cuInit(unsigned flags) {{ return {init}; }}");
+    for (init, part) in [(100, "cuDriverGetVersion"), (0, "cuDriverGetVersion")] {
+        let folder = build(&stub(init), "libcuda.so.1");
+        let out = run("bench --device auto --steps 2 --batch-size 4 --record-bytes 1000", folder.path(), None);
+        let (stdout, stderr) = (String::from_utf8_lossy(&out.stdout), String::from_utf8_lossy(&out.stderr));
+        assert_eq!(out.status.code(), Some(0), "{stderr}");
+        assert!(stdout.contains("CPU device"), "{stdout}");
+        let warnings: Vec<_> = stderr.lines().chain(stdout.lines()).filter(|l| l.contains("WARN")).collect();
+        assert!(warnings.len() == 1 && warnings[0].contains(part), "{warnings:?} of {stderr}");
+        assert!(!stderr.contains("panicked"), "{stderr}");
+    }
+}
+
 #[test]
 fn a_library_that_lacks_functions() {
     let all = needed();
