@@ -64,12 +64,12 @@ impl Life {
     }
 
     /// A batch is done with: its slot goes back, or is parked or lost.
-    fn retire(&self, mut slot: DeviceSlot, home: Sender<DeviceSlot>) {
+    fn retire(&self, mut slot: DeviceSlot, home: &Sender<DeviceSlot>) {
         if let Err(error) = slot.release() {
             let parked = error.kind() == ErrorKind::Capturing;
             lock(&self.error).get_or_insert(error);
             if parked {
-                lock(&self.parked).push((slot, home));
+                lock(&self.parked).push((slot, home.clone()));
                 return;
             }
         }
@@ -77,14 +77,14 @@ impl Life {
         if slot.is_lost() {
             self.lost.fetch_add(1, Ordering::AcqRel);
         } else {
-            self.give_back(slot, &home);
+            self.give_back(slot, home);
         }
     }
 
     /// Gives back what was parked, where the capture has ended by now.
     pub(crate) fn unpark(&self) {
         let parked = std::mem::take(&mut *lock(&self.parked));
-        parked.into_iter().for_each(|(slot, home)| self.retire(slot, home));
+        parked.into_iter().for_each(|(slot, home)| self.retire(slot, &home));
     }
 
     /// Wakes the copier if it starves and there is something for it.
@@ -407,6 +407,6 @@ impl Drop for Batch {
         }
         // SAFETY: taken once, here, where nothing uses `self` any more.
         let slot = unsafe { ManuallyDrop::take(&mut self.slot) };
-        self.life.retire(slot, self.home.clone());
+        self.life.retire(slot, &self.home);
     }
 }
