@@ -214,7 +214,8 @@ fn row_27_a_stub_is_one_warning_that_names_what_is_missing() {
     let stub = |init: i32| format!("int cuInit(unsigned flags) {{ return {init}; }}");
     for (init, part) in [(100, "cuDriverGetVersion"), (0, "cuDriverGetVersion")] {
         let folder = build(&stub(init), "libcuda.so.1");
-        let out = run("bench --device auto --steps 2 --batch-size 4 --record-bytes 1000", folder.path(), None);
+        let out =
+            run("bench --device auto --steps 2 --batch-size 4 --record-bytes 1000", folder.path(), None);
         let (stdout, stderr) = (String::from_utf8_lossy(&out.stdout), String::from_utf8_lossy(&out.stderr));
         assert_eq!(out.status.code(), Some(0), "{stderr}");
         assert!(stdout.contains("CPU device"), "{stdout}");
