@@ -74,6 +74,8 @@ mod spec;
 mod sync;
 
 pub use checkpoint::State;
+#[cfg(feature = "cuda")]
+pub use cudarc; // its types are in the interface: a program needs the very same version
 pub use device::{Counters, CpuOptions, Device, Event, Stream, survey};
 #[cfg(feature = "cuda")]
 pub use device::{CudaOptions, CudaView};
@@ -82,6 +84,7 @@ pub use loader::{
     AllHeld, Batch, Builder, Dims, Epoch, HostBatch, Loader, OnError, Order, Outcome, RaggedView, Report,
     Runtime, View,
 };
+pub use memmap2; // as cudarc, for `Builder::host_memory`
 pub use metrics::Stats;
 pub use random::SampleRng;
 pub use row::{FieldKey, Row, RowBlock};

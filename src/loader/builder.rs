@@ -121,7 +121,8 @@ impl<S: Source, D> Builder<S, D> {
 
     /// Takes the memory of each host slot from `memory`, which is called with the bytes that it needs at least: huge
     /// pages, a shared mapping, memory bound to a node. It is zeroed and page-locked, on CUDA by registering it with the
-    /// driver. Default: the device's own page-locked memory.
+    /// driver. Each slot needs memory of its own: a file mapped twice is the same bytes twice. The type is
+    /// [`memmap2`](crate::memmap2)'s. Default: the device's own page-locked memory.
     pub fn host_memory(mut self, memory: impl FnMut(usize) -> anyhow::Result<MmapMut> + 'static) -> Self {
         self.host_memory = Some(Box::new(memory));
         self

@@ -235,7 +235,7 @@ impl Loader {
     ///
     /// # Errors
     /// [`ErrorKind::Busy`] while another epoch of this loader is alive; [`ErrorKind::InvalidArgument`] for a stream of
-    /// another device or when all [`epochs`](Builder::epochs) are over; [`ErrorKind::Forked`].
+    /// another device; [`ErrorKind::Finished`] when all [`epochs`](Builder::epochs) are over; [`ErrorKind::Forked`].
     pub fn epoch(&self, stream: &Stream) -> Result<Epoch<'_>> {
         Epoch::begin(&self.0, stream)
     }
