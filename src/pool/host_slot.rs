@@ -116,7 +116,8 @@ struct Parked(Arc<Memory>, Option<Arc<Event>>);
 impl reaper::Reapable for Parked {
     fn passed(&self) -> Result<bool> {
         match &self.1 {
-            Some(copied) => Ok(copied.query()? && self.0.buffer.may_free_here()),
+            // Asked only where it may be freed, which is nowhere that the device takes no calls from.
+            Some(copied) => Ok(self.0.buffer.may_free_here() && copied.query()?),
             None => {
                 Err(Error::new(ErrorKind::Device, "the copy out of a host slot could not be enqueued whole"))
             }
