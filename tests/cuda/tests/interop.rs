@@ -312,7 +312,7 @@ fn everything(number: usize, look: &dyn Fn(&str)) {
         if workers == 0 {
             drop(loader)
         } else {
-            drop(loader.close().unwrap())
+            assert_eq!(loader.close().unwrap().threads_left, 0);
         }
         look("a loader's end");
         drop(kept);
