@@ -230,11 +230,12 @@ impl Memory {
 
 impl reaper::Reapable for Box<Memory> {
     fn passed(&self) -> Result<bool> {
-        if !self.buffer.may_free_here() {
+        // In work on a stream nothing can be asked: the reaper's thread does.
+        if !self.device.takes_calls_here() {
             return Ok(false);
         }
         self.settle();
-        self.has_passed()
+        Ok(self.has_passed()? && self.buffer.may_free_here())
     }
 
     fn bytes(&self) -> usize {

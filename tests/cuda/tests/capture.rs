@@ -46,15 +46,31 @@ fn expected(n: u64) -> Vec<u64> {
     sums(rows.iter().map(<[u8; WIDTH]>::as_slice), WIDTH)
 }
 
-fn begin(stream: &Stream) {
-    stream.cudarc().unwrap().begin_capture(CUstreamCaptureMode::CU_STREAM_CAPTURE_MODE_GLOBAL).unwrap();
+/// A capture of the strictest mode. A test that fails in it ends it all the same, so that it is in nobody's way.
+struct Capture<'s>(Option<&'s Arc<CudaStream>>);
+
+fn begin(stream: &Stream) -> Capture<'_> {
+    let theirs = stream.cudarc().unwrap();
+    theirs.begin_capture(CUstreamCaptureMode::CU_STREAM_CAPTURE_MODE_GLOBAL).unwrap();
+    let capture = Capture(Some(theirs));
     assert!(stream.is_capturing().unwrap());
+    capture
 }
 
-/// Ends a capture, which nothing may have disturbed.
-fn end(stream: &Stream) -> CudaGraph {
-    let graph = stream.cudarc().unwrap().end_capture(CUgraphInstantiate_flags(0));
-    graph.expect("the capture was disturbed").unwrap()
+impl Capture<'_> {
+    /// Ends it; nothing may have disturbed it.
+    fn end(mut self) -> CudaGraph {
+        let graph = self.0.take().unwrap().end_capture(CUgraphInstantiate_flags(0));
+        graph.expect("the capture was disturbed").unwrap()
+    }
+}
+
+impl Drop for Capture<'_> {
+    fn drop(&mut self) {
+        if let Some(stream) = self.0.take() {
+            drop(stream.end_capture(CUgraphInstantiate_flags(0)));
+        }
+    }
 }
 
 /// A step for the stream's own context.
@@ -86,12 +102,12 @@ fn the_next_batch_is_refused_while_the_epochs_stream_is_captured_and_comes_after
                 let mut running = loader.epoch(&stream).unwrap();
                 let mut refused = 0;
                 loop {
-                    begin(&stream);
+                    let capture = begin(&stream);
                     for _ in 0..2 {
                         assert_eq!(kind(running.next()), ErrorKind::Capturing);
                         refused += 1;
                     }
-                    drop(end(&stream));
+                    drop(capture.end());
                     let Some(batch) = running.next() else { break };
                     launch(&mut step, &batch.unwrap(), &stream);
                 }
@@ -120,10 +136,10 @@ fn a_batch_dropped_during_a_capture_is_parked_told_once_and_given_back_after_it(
             launch(&mut step, &first, &stream);
             launch(&mut step, &other, &stream);
             let records = device.counters().records;
-            begin(captured);
+            let capture = begin(captured);
             drop(first);
             assert_eq!(device.counters().records, records, "nothing is recorded into the graph");
-            let graph = end_or(captured, on_second, || {
+            let graph = end_or(capture, on_second, || {
                 let error = running.next().unwrap().unwrap_err();
                 assert_eq!(error.kind(), ErrorKind::Capturing);
                 assert!(error.message().contains("was dropped while"), "{error}");
@@ -172,11 +188,11 @@ fn a_batch_dropped_during_a_capture_is_parked_told_once_and_given_back_after_it(
 }
 
 /// Runs `meanwhile` before the capture of a second stream is ended; that of the epoch's own refuses all of it.
-fn end_or(stream: &Stream, second: bool, meanwhile: impl FnOnce()) -> CudaGraph {
+fn end_or(capture: Capture<'_>, second: bool, meanwhile: impl FnOnce()) -> CudaGraph {
     if second {
         meanwhile();
     }
-    end(stream)
+    capture.end()
 }
 
 #[test]
@@ -189,22 +205,22 @@ fn a_stream_that_is_captured_takes_no_new_batch_and_no_work_on_the_host() {
         let batch = running.next().unwrap().unwrap();
         let mut step = step(&second);
         let waits = device.counters().waits;
-        begin(&second);
+        let capture = begin(&second);
         assert_eq!(kind(Some(batch.record_stream(&second))), ErrorKind::Capturing);
         assert_eq!(kind(Some(batch.cuda_view::<u8>("x", &second))), ErrorKind::Capturing);
         assert_eq!(kind(Some(batch.enqueue(&second, |_| ()))), ErrorKind::Capturing);
         assert_eq!(kind(Some(second.enqueue(|| ()))), ErrorKind::Capturing);
         assert_eq!(device.counters().waits, waits, "nothing waits inside the graph");
-        drop(end(&second));
+        drop(capture.end());
         // Used before, it may be viewed during a capture; work on the host can't be a part of one all the same.
         batch.record_stream(&second).unwrap();
-        begin(&second);
+        let capture = begin(&second);
         launch(&mut step, &batch, &second);
         assert_eq!(kind(Some(batch.enqueue(&second, |_| ()))), ErrorKind::Capturing);
         // Reading back has a stream of its own.
         assert_eq!(batch.host::<u8>("x").unwrap()[WIDTH], 1);
         batch.synchronize().unwrap();
-        end(&second).launch().unwrap();
+        capture.end().launch().unwrap();
         drop(batch);
         assert_eq!(step.read(second.cudarc().unwrap()), expected(4));
         batch_by_batch(running, 3);
@@ -246,7 +262,7 @@ fn no_thread_of_the_pipeline_disturbs_a_capture_of_the_strictest_mode() {
             let mut captures = 0;
             while rounds.load(Relaxed) < 4 || captures < 20 {
                 let batch = running.next().unwrap().unwrap();
-                begin(&stream);
+                let capture = begin(&stream);
                 launch(&mut step, &batch, &stream);
                 let (tasks, before) = (loader.stats().tasks, rounds.load(Relaxed));
                 // Batches of another loader on this very thread, which is not one of ours.
@@ -262,7 +278,7 @@ fn no_thread_of_the_pipeline_disturbs_a_capture_of_the_strictest_mode() {
                     assert!(loader.stats().tasks >= tasks);
                 }
                 assert!(stream.is_capturing().unwrap());
-                end(&stream).launch().unwrap();
+                capture.end().launch().unwrap();
                 captures += 1;
             }
             over.store(true, Relaxed);
@@ -286,14 +302,14 @@ fn a_slot_whose_loader_goes_during_the_capture_is_leaked_and_counted() {
             (report.leaked, report.leaked_bytes)
         };
         assert_eq!(leaked(), (0, 0));
-        begin(&stream);
+        let capture = begin(&stream);
         launch(&mut step, &batch, &stream);
         drop(batch);
         drop(loader);
         // Nothing can be recorded, so nothing says when it may be freed.
         assert_eq!(leaked(), (1, slot as usize));
         eventually("the other slot is freed", || device.counters().device_bytes == slot);
-        end(&stream).launch().unwrap();
+        capture.end().launch().unwrap();
         assert_eq!(step.read(stream.cudarc().unwrap()), expected(4));
     });
 }
@@ -308,10 +324,10 @@ fn a_loader_dropped_after_a_capture_frees_its_parked_slot_behind_the_graph() {
             let loader = numbers(16).device_slots(2).build(&device).unwrap();
             let mut step = step(&stream);
             let batch = loader.epoch(&stream).unwrap().next().unwrap().unwrap();
-            begin(&stream);
+            let capture = begin(&stream);
             launch(&mut step, &batch, &stream);
             drop(batch);
-            let graph = end(&stream);
+            let graph = capture.end();
             for _ in 0..5 {
                 graph.launch().unwrap();
             }
@@ -343,9 +359,9 @@ fn replay(device: &Device, builder: Numbers, epochs: usize, early: bool) -> Vec<
             // SAFETY: the address alone is looked at.
             let address = unsafe { batch.padded_view::<u8>("x").unwrap().device_ptr() };
             let (graph, captured) = graphs.entry(batch.slot()).or_insert_with(|| {
-                begin(&stream);
+                let capture = begin(&stream);
                 launch(&mut step, &batch, &stream);
-                (end(&stream), address)
+                (capture.end(), address)
             });
             assert_eq!(*captured, address, "slot {} has moved", batch.slot());
             if early {
@@ -436,9 +452,9 @@ fn a_capture_of_a_stream_of_other_code_is_seen() {
         let stream = Stream::from_cudarc(&device, theirs.clone()).unwrap();
         let loader = numbers(16).build(&device).unwrap();
         let mut running = loader.epoch(&stream).unwrap();
-        begin(&stream);
+        let capture = begin(&stream);
         assert_eq!(kind(running.next()), ErrorKind::Capturing);
-        drop(theirs.end_capture(CUgraphInstantiate_flags(0)).unwrap());
+        drop(capture.end());
         batch_by_batch(running, 4);
     });
 }
