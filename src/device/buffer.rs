@@ -42,6 +42,15 @@ impl HostBuffer {
         }
     }
 
+    /// Whether its device takes calls from the caller, as [`Device::takes_calls_here`](super::Device::takes_calls_here).
+    pub(crate) fn takes_calls_here(&self) -> bool {
+        match &self.0 {
+            HostFlavor::Cpu(_) => true,
+            #[cfg(feature = "cuda")]
+            HostFlavor::Cuda(_) => !cuda::in_host_function(),
+        }
+    }
+
     /// Whether it may be freed on the caller's thread: the driver waits for the device when it frees.
     pub(crate) fn may_free_here(&self) -> bool {
         match &self.0 {

@@ -179,6 +179,15 @@ impl Device {
         matches!(self.0, DeviceFlavor::Cpu(_))
     }
 
+    /// Whether the device takes calls from the caller: CUDA's takes none from work on a stream.
+    pub(crate) fn takes_calls_here(&self) -> bool {
+        match &self.0 {
+            DeviceFlavor::Cpu(_) => true,
+            #[cfg(feature = "cuda")]
+            DeviceFlavor::Cuda(_) => !cuda::in_host_function(),
+        }
+    }
+
     /// Prepares a thread of ours, which will make calls on the device.
     pub(crate) fn bind_thread(&self) -> Result<()> {
         match &self.0 {

@@ -62,8 +62,9 @@ impl Stream {
 
     /// Runs `work` on the host when the stream gets there; what is enqueued behind it waits for it. On the CPU device
     /// it may make calls on devices, but not wait for its own stream. On CUDA it runs on a thread of the driver's, which
-    /// allows no call on a device: such calls return [`ErrorKind::InvalidArgument`], a batch must not be dropped there,
-    /// and work of one stream that waits for another's may wait for ever.
+    /// allows no call on a device: such calls return [`ErrorKind::InvalidArgument`], a batch that is dropped there counts
+    /// as held until its epoch's next `next` gives it back, and work of one stream that waits for another's may wait for
+    /// ever.
     ///
     /// # Errors
     /// See [`Stream`].
@@ -191,7 +192,8 @@ impl Stream {
 
 #[cfg(feature = "cuda")]
 impl Stream {
-    /// A stream that other code made with cudarc, on the device's primary context. It is kept alive.
+    /// A stream that other code made with cudarc, on the device's primary context. It is kept alive. The legacy default
+    /// stream may be used too; it runs in order with every stream that was not made non-blocking, which ours are.
     ///
     /// # Errors
     /// [`ErrorKind::InvalidArgument`] for a CPU device, for the per-thread default stream, which is another stream on
@@ -209,7 +211,9 @@ impl Stream {
     /// As [`Stream::from_cudarc`].
     ///
     /// # Safety
-    /// `raw` is a stream that stays alive while this handle, a clone of it, or a batch that was used on it, lives.
+    /// `raw` is a stream that stays alive while this handle, a clone of it, or a batch that was used on it, lives. A batch
+    /// that was dropped while a stream was being captured, or in work on a stream, lives on in this sense until its
+    /// loader's next `next` or `close`.
     pub unsafe fn from_raw(device: &Device, raw: cudarc::driver::sys::CUstream) -> Result<Self> {
         match &device.0 {
             // SAFETY: the caller keeps the stream alive.

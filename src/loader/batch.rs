@@ -30,7 +30,8 @@ pub(crate) struct Life {
     pub(crate) lost: AtomicUsize,
     /// Host slots that will never come back.
     pub(crate) lost_on_host: AtomicUsize,
-    /// Slots of batches that were dropped while a stream was being captured, and where they belong.
+    /// Slots of batches that were dropped where they could not be released, and where they belong: while a stream was
+    /// being captured, or in work on a stream of CUDA's.
     parked: Mutex<Vec<(DeviceSlot, Sender<DeviceSlot>)>>,
     pub(crate) read_back: Arc<ReadBack>,
     /// An error that a drop or `worker_init` met, for the next call.
@@ -63,15 +64,23 @@ impl Life {
         self.feed_copier(home);
     }
 
-    /// A batch is done with: its slot goes back, or is parked or lost.
-    fn retire(&self, mut slot: DeviceSlot, home: &Sender<DeviceSlot>) {
-        if let Err(error) = slot.release() {
-            let parked = error.kind() == ErrorKind::Capturing;
+    /// A batch is dropped: its slot goes back, or is parked or lost.
+    fn retire(&self, slot: DeviceSlot, home: &Sender<DeviceSlot>) {
+        if let Some(error) = self.release(slot, home) {
             lock(&self.error).get_or_insert(error);
-            if parked {
-                lock(&self.parked).push((slot, home.clone()));
-                return;
-            }
+        }
+    }
+
+    /// Gives a slot back, or parks it. What that met.
+    fn release(&self, mut slot: DeviceSlot, home: &Sender<DeviceSlot>) -> Option<Error> {
+        if !slot.may_release_here() {
+            lock(&self.parked).push((slot, home.clone()));
+            return None;
+        }
+        let error = slot.release().err();
+        if error.as_ref().is_some_and(|e| e.kind() == ErrorKind::Capturing) {
+            lock(&self.parked).push((slot, home.clone()));
+            return error;
         }
         self.held.fetch_sub(1, Ordering::AcqRel);
         if slot.is_lost() {
@@ -79,12 +88,19 @@ impl Life {
         } else {
             self.give_back(slot, home);
         }
+        error
     }
 
-    /// Gives back what was parked, where the capture has ended by now.
+    /// Gives back what was parked and can be by now. On the consumer's thread: on another one it could meet the begin
+    /// of a capture.
     pub(crate) fn unpark(&self) {
         let parked = std::mem::take(&mut *lock(&self.parked));
-        parked.into_iter().for_each(|(slot, home)| self.retire(slot, &home));
+        for (slot, home) in parked {
+            // That a capture goes on was told when the batch was dropped.
+            if let Some(error) = self.release(slot, &home).filter(|e| e.kind() != ErrorKind::Capturing) {
+                lock(&self.error).get_or_insert(error);
+            }
+        }
     }
 
     /// Wakes the copier if it starves and there is something for it.
@@ -113,6 +129,10 @@ impl Life {
 /// A batch on the device. It is ordered on the stream that its epoch was opened with: work enqueued there sees
 /// its bytes, and the host does not wait. Dropping it gives the slot back, behind the work that was enqueued by
 /// then on every stream that it was used on.
+///
+/// While one of those streams is being captured into a graph, hold the batch: one that is dropped then can give its slot
+/// back only when a later call of `next` or `close` finds the capture ended, and that call or the one before it returns
+/// [`ErrorKind::Capturing`].
 ///
 /// A batch may move to another thread and outlive its loader. A batch that is leaked (`mem::forget`) takes its
 /// slot along.

@@ -101,7 +101,6 @@ impl<'l> Epoch<'l> {
             let text = "the epoch's stream is being captured: take the batch before the capture begins";
             return Err(Error::new(ErrorKind::Capturing, text));
         }
-        self.loader.shared.life.unpark();
         loop {
             match self.receive()? {
                 Delivery::Batch(slot) if self.is_stale(&slot.manifest().ticket) => self.give_back(slot),
@@ -279,6 +278,8 @@ impl<'l> Epoch<'l> {
     /// Whether waiting can go on.
     fn check_patience(&self, start: Instant) -> Result<()> {
         let loader = self.loader;
+        // Work on a stream may have dropped a batch meanwhile.
+        loader.shared.life.unpark();
         self.check_slots()?;
         let (held, slots) = self.held();
         let starved = loader.shared.life.hunger.is_starving(loader.shared.control.version());
@@ -392,6 +393,7 @@ impl Iterator for Epoch<'_> {
             self.over = true;
             return Some(Err(error));
         }
+        life.unpark();
         match life.take_error().map_or_else(|| self.advance(), Err) {
             Ok(Some(batch)) => {
                 self.given = true;

@@ -93,9 +93,13 @@ impl ReadBack {
             Some(buffer) => buffer,
             None => self.device.host_buffer(src.len())?,
         };
-        let staged = Staged { buffer: Some(buffer), home: self.clone() };
         // SAFETY: the buffer is as long as a slot; it comes back when the work behind the copy is over, or is leaked.
-        unsafe { stream.copy_to_host(staged.as_ptr(), src, 0..bytes) }.map(|()| staged)
+        if let Err(error) = unsafe { stream.copy_to_host(buffer.as_ptr(), src, 0..bytes) } {
+            // Nothing was enqueued: it is free still.
+            lock(&self.free).push(buffer);
+            return Err(error);
+        }
+        Ok(Staged { buffer: Some(buffer), home: self.clone() })
     }
 }
 

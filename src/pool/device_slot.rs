@@ -22,10 +22,6 @@ struct Memory {
     /// `copied` of the batch in it: set by the upload, cleared when a gate has taken it in.
     copied: Option<Arc<Event>>,
     users: Mutex<Users>,
-    /// How many of the `consumed` events belong to the gate.
-    gated: usize,
-    /// An event could not be recorded: nothing can prove that the memory is free.
-    lost: bool,
     _budget: Reservation,
 }
 
@@ -35,6 +31,10 @@ struct Memory {
 struct Users {
     streams: Vec<Stream>,
     consumed: Vec<Event>,
+    /// How many of the `consumed` events belong to the gate.
+    gated: usize,
+    /// An event could not be recorded: nothing can prove that the memory is free.
+    lost: bool,
 }
 
 impl DeviceSlot {
@@ -44,6 +44,7 @@ impl DeviceSlot {
         let users = Users {
             streams: Vec::with_capacity(2),
             consumed: vec![device.new_untimed_event()?, device.new_untimed_event()?],
+            ..Users::default()
         };
         Ok(Self(Some(Box::new(Memory {
             number,
@@ -52,8 +53,6 @@ impl DeviceSlot {
             manifest: Manifest::new(spec),
             copied: None,
             users: Mutex::new(users),
-            gated: 0,
-            lost: false,
             _budget: budget,
         }))))
     }
@@ -99,13 +98,13 @@ impl DeviceSlot {
     pub(crate) fn wait_for_gate(&mut self, stream: &Stream) -> Result<()> {
         let memory = self.memory_mut();
         // `copied`, of a batch that was never delivered, was recorded on this very stream.
-        let users = lock(&memory.users);
-        for event in &users.consumed[..memory.gated] {
+        let mut users = lock(&memory.users);
+        for event in &users.consumed[..users.gated] {
             stream.wait(event)?;
         }
+        users.gated = 0;
         drop(users);
         memory.copied = None;
-        memory.gated = 0;
         Ok(())
     }
 
@@ -120,7 +119,7 @@ impl DeviceSlot {
 
     /// Nothing can prove any more that the device is done with it.
     pub(crate) fn lose(&mut self) {
-        self.memory_mut().lost = true;
+        lock(&self.memory().users).lost = true;
     }
 
     /// Whether the batch is used on `stream` already.
@@ -150,6 +149,12 @@ impl DeviceSlot {
         Ok(())
     }
 
+    /// Whether the caller's thread may [release](DeviceSlot::release) it: work on a stream may not where the device takes
+    /// no calls from there.
+    pub(crate) fn may_release_here(&self) -> bool {
+        self.memory().device.takes_calls_here()
+    }
+
     /// The batch in it is done with: records `consumed` on each stream that used it. From here on the slot is
     /// free, gated by those events. An error of a stream's earlier work is returned, and the record repeated;
     /// where that fails too the slot is lost.
@@ -158,50 +163,65 @@ impl DeviceSlot {
     /// [`ErrorKind::Capturing`]: nothing has been done, since a record now would become a part of a graph.
     pub(crate) fn release(&mut self) -> Result<()> {
         let memory = self.memory_mut();
-        // A stream that can't tell can't record either.
-        if lock(&memory.users).streams.iter().any(|s| matches!(s.is_capturing(), Ok(true))) {
-            let text = format!(
-                "a batch in device slot {} was dropped while a stream that it is used on was being captured: the slot \
-                 counts as held until a call of `next` finds the capture ended; hold the batch until then",
-                memory.number
-            );
-            return Err(Error::new(ErrorKind::Capturing, text));
-        }
-        let mut result = Ok(());
-        let mut users = lock(&memory.users);
-        for k in 0..users.streams.len() {
-            if let Err(e) = users.streams[k].record(&users.consumed[k]) {
-                result = Err(e);
-                memory.lost |= users.streams[k].record(&users.consumed[k]).is_err();
-            }
-        }
-        let used = users.streams.len();
-        users.streams.clear();
-        drop(users);
-        if used > 0 {
+        let result = memory.release();
+        if lock(&memory.users).gated > 0 {
             // Every user's stream waits for `copied`, so `consumed` lies behind it.
             memory.copied = None;
         }
-        memory.gated = used;
         result
     }
 
     pub(crate) fn is_lost(&self) -> bool {
-        self.memory().lost
+        lock(&self.memory().users).lost
     }
 }
 
 impl Memory {
+    /// See [`DeviceSlot::release`].
+    fn release(&self) -> Result<()> {
+        let mut users = lock(&self.users);
+        let Users { streams, consumed, gated, lost } = &mut *users;
+        if streams.is_empty() {
+            return Ok(());
+        }
+        // A stream that can't tell can't record either.
+        if streams.iter().any(|s| matches!(s.is_capturing(), Ok(true))) {
+            let text = format!(
+                "a batch in device slot {} was dropped while a stream that it is used on was being captured: the slot \
+                 counts as held until a call of `next` finds the capture ended; hold the batch until then",
+                self.number
+            );
+            return Err(Error::new(ErrorKind::Capturing, text));
+        }
+        let mut result = Ok(());
+        for (stream, consumed) in streams.iter().zip(consumed) {
+            if let Err(e) = stream.record(consumed) {
+                result = Err(e);
+                *lost |= stream.record(consumed).is_err();
+            }
+        }
+        *gated = streams.len();
+        streams.clear();
+        result
+    }
+
+    /// Nobody will release it any more: a batch that was parked is released now, or lost.
+    fn settle(&self) {
+        if self.release().is_err_and(|e| e.kind() == ErrorKind::Capturing) {
+            lock(&self.users).lost = true;
+        }
+    }
+
     fn has_passed(&self) -> Result<bool> {
-        if self.lost {
+        let users = lock(&self.users);
+        if users.lost {
             return Err(Error::new(ErrorKind::Device, "an event of this device slot could not be recorded"));
         }
-        let users = lock(&self.users);
         let mut passed = match &self.copied {
             Some(copied) => copied.query()?,
             None => true,
         };
-        for event in &users.consumed[..self.gated] {
+        for event in &users.consumed[..users.gated] {
             passed &= event.query()?;
         }
         Ok(passed)
@@ -210,6 +230,11 @@ impl Memory {
 
 impl reaper::Reapable for Box<Memory> {
     fn passed(&self) -> Result<bool> {
+        // In work on a stream nothing can be asked: the reaper's thread does.
+        if !self.device.takes_calls_here() {
+            return Ok(false);
+        }
+        self.settle();
         Ok(self.has_passed()? && self.buffer.may_free_here())
     }
 
@@ -220,12 +245,11 @@ impl reaper::Reapable for Box<Memory> {
 
 impl Drop for DeviceSlot {
     fn drop(&mut self) {
-        // Only a batch that was dropped while its stream was being captured still has users.
-        let parked = self.0.as_ref().is_some_and(|m| !lock(&m.users).streams.is_empty());
-        if parked && self.release().is_err() {
-            self.lose();
-        }
         if let Some(memory) = self.0.take() {
+            // In work on a stream, where the device takes no calls, the reaper does it.
+            if memory.device.takes_calls_here() {
+                memory.settle();
+            }
             reaper::reap(Box::new(memory));
         }
     }

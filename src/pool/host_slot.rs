@@ -116,6 +116,8 @@ struct Parked(Arc<Memory>, Option<Arc<Event>>);
 impl reaper::Reapable for Parked {
     fn passed(&self) -> Result<bool> {
         match &self.1 {
+            // In work on a stream nothing can be asked: the reaper's thread does.
+            Some(_) if !self.0.buffer.takes_calls_here() => Ok(false),
             Some(copied) => Ok(copied.query()? && self.0.buffer.may_free_here()),
             None => {
                 Err(Error::new(ErrorKind::Device, "the copy out of a host slot could not be enqueued whole"))

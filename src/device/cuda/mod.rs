@@ -100,8 +100,16 @@ thread_local! {
 }
 
 /// Whether this thread is the driver's and runs a host function.
-fn in_host_function() -> bool {
+pub(super) fn in_host_function() -> bool {
     RUNNING.get() != 0
+}
+
+fn refuse_host_function() -> Result<()> {
+    if in_host_function() {
+        let text = "CUDA allows no call on a device inside work that runs on a stream";
+        return Err(Error::new(ErrorKind::InvalidArgument, text));
+    }
+    Ok(())
 }
 
 /// The time in which the context is current on the caller's thread.
@@ -121,10 +129,7 @@ impl Shared {
                         spawn instead of forking";
             return Err(Error::new(ErrorKind::Forked, text));
         }
-        if in_host_function() {
-            let text = "CUDA allows no call on a device inside work that runs on a stream";
-            return Err(Error::new(ErrorKind::InvalidArgument, text));
-        }
+        refuse_host_function()?;
         let context = self.context.cu_ctx();
         if HOME.get() == context as usize {
             return Ok(Scope { mode: None });
@@ -214,6 +219,7 @@ pub(crate) struct Device(Arc<Shared>);
 impl Device {
     /// The device of that number, as `CUDA_VISIBLE_DEVICES` numbers them.
     pub(crate) fn open(ordinal: usize, options: CudaOptions) -> Result<Self> {
+        refuse_host_function()?;
         driver::driver()?;
         let context = driver::guarded("opening the CUDA context", || context(ordinal))??;
         let (name, node) = {

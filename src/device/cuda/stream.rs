@@ -4,7 +4,7 @@ use std::ffi::c_void;
 use std::mem::ManuallyDrop;
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::atomic::{AtomicBool, Ordering};
-use std::sync::{Arc, Mutex};
+use std::sync::{Arc, Mutex, OnceLock};
 
 use cudarc::driver::sys::{self, CUresult};
 use cudarc::driver::{CudaStream, result};
@@ -23,6 +23,8 @@ struct Handle {
     id: u64,
     device: Arc<Shared>,
     stream: ManuallyDrop<Arc<CudaStream>>,
+    /// The same for cudarc's slices, through a context object that keeps no events of cudarc's.
+    untracked: OnceLock<Arc<CudaStream>>,
     failure: Arc<Failure>,
 }
 
@@ -69,6 +71,7 @@ impl Stream {
             id: next_stream_id(),
             device: device.clone(),
             stream: ManuallyDrop::new(stream),
+            untracked: OnceLock::new(),
             failure: Arc::default(),
         }))
     }
@@ -105,6 +108,17 @@ impl Stream {
 
     pub(crate) fn cudarc(&self) -> &Arc<CudaStream> {
         &self.0.stream
+    }
+
+    /// The stream for slices of batches. A slice that is cloned keeps it, beyond the batch and this handle.
+    pub(super) fn untracked(&self) -> &Arc<CudaStream> {
+        if !self.0.stream.context().is_event_tracking() {
+            return &self.0.stream;
+        }
+        self.0.untracked.get_or_init(|| {
+            // SAFETY: the stream is of this context. It outlives what is made here: see `Handle::drop`.
+            unsafe { self.0.device.context.wrap_borrowed_stream(self.raw()) }
+        })
     }
 
     fn raw(&self) -> sys::CUstream {
@@ -291,6 +305,11 @@ unsafe extern "C" fn run(data: *mut c_void) {
 
 impl Drop for Handle {
     fn drop(&mut self) {
+        // Whoever took a clone of a batch's slice, or of its stream, has the stream without owning it: then it is kept for
+        // the life of the process.
+        if self.untracked.get_mut().is_some_and(|stream| Arc::strong_count(stream) > 1) {
+            Box::leak(Box::new(self.stream.clone()));
+        }
         // SAFETY: taken once, here.
         let stream = unsafe { ManuallyDrop::take(&mut self.stream) };
         let last = Last { stream: ManuallyDrop::new(stream), device: self.device.clone() };

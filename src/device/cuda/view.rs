@@ -12,7 +12,8 @@ use crate::error::{Error, ErrorKind, Result};
 /// Elements of a batch as a [`CudaSlice`] of cudarc's, to pass to kernels and libraries built on it. It borrows the
 /// batch's memory and never frees it; it can only be read from, as the batch itself.
 ///
-/// What is enqueued through it must be enqueued on the stream that it was made for, before the batch is dropped.
+/// What is enqueued through it must be enqueued on the stream that it was made for, before the batch is dropped. cudarc
+/// keeps no events for it: its order with other streams is the batch's ([`Batch::record_stream`](crate::Batch::record_stream)).
 pub struct CudaView<'b, T> {
     slice: ManuallyDrop<CudaSlice<T>>,
     _batch: std::marker::PhantomData<&'b [T]>,
@@ -27,14 +28,10 @@ impl<T> CudaView<'_, T> {
             let text = "the batch lies on the CPU device, where cudarc finds nothing";
             return Err(Error::new(ErrorKind::InvalidArgument, text));
         };
-        let device = stream.device();
-        let _scope = device.0.enter()?;
-        // SAFETY: the same stream, through our own context object, whose slices carry no events of cudarc's: the batch
-        // keeps the stream that it is used on alive. The slice is never dropped, so that it frees nothing.
-        let slice = unsafe {
-            let stream = device.0.context.wrap_borrowed_stream(stream.cudarc().cu_stream());
-            stream.upgrade_device_ptr(address as u64, len)
-        };
+        drop(stream.device().0.enter()?);
+        // SAFETY: the memory is there for the lifetime, by the contract; the slice is never dropped, so that it frees
+        // nothing. The stream's context object keeps no events of cudarc's, so that nothing is called here.
+        let slice = unsafe { stream.untracked().upgrade_device_ptr(address as u64, len) };
         Ok(Self { slice: ManuallyDrop::new(slice), _batch: std::marker::PhantomData })
     }
 }

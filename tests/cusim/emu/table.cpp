@@ -5,6 +5,7 @@
 #define EMU_KERNELS(X) \
     X(spin)            \
     X(fill_check)      \
+    X(masked_sum)      \
     X(block_sum)       \
     X(cusim_increment)
 

@@ -86,17 +86,22 @@ impl State {
 
     /// Work of the legacy stream would come after that of blocking streams, also of those that are captured.
     pub fn refuse_implicit(&mut self, key: usize) -> Result {
+        match self.in_the_way_of_legacy(key)? {
+            Some(capture) => Err(self.invalidate(capture, Code::CAPTURE_IMPLICIT)),
+            None => Ok(()),
+        }
+    }
+
+    /// Of the legacy stream: the capture of a blocking stream, if there is one.
+    fn in_the_way_of_legacy(&self, key: usize) -> Result<Option<usize>> {
         let legacy = self.stream(key)?;
         if legacy.sort != Sort::Legacy || self.captures.is_empty() {
-            return Ok(());
+            return Ok(None);
         }
         let owner = legacy.context;
         let blocking = |s: &&stream::Stream| s.context == owner && s.flags & stream::NON_BLOCKING == 0;
         let tip = self.streams.values().filter(blocking).find_map(|s| s.capture.as_ref());
-        match tip.map(|tip| tip.capture) {
-            Some(capture) => Err(self.invalidate(capture, Code::CAPTURE_IMPLICIT)),
-            None => Ok(()),
-        }
+        Ok(tip.map(|tip| tip.capture))
     }
 
     /// Adds a node after what the stream's work so far and waits made it depend on.
@@ -161,8 +166,12 @@ impl State {
         Ok(Some(()))
     }
 
-    /// 0: none, 1: active, 2: invalidated; and the capture's number.
+    /// 0: none, 1: active, 2: invalidated; and the capture's number. Asked of the legacy stream while a blocking stream is
+    /// captured it is an error, which leaves that capture as it is.
     pub fn capture_status(&self, key: usize) -> Result<(u32, usize)> {
+        if self.in_the_way_of_legacy(key)?.is_some() {
+            return Err(Code::CAPTURE_IMPLICIT);
+        }
         Ok(match &self.stream(key)?.capture {
             None => (0, 0),
             Some(tip) => match self.captures.get(&tip.capture) {

@@ -266,6 +266,33 @@ fn barriers_hold_the_threads_of_a_block_together() {
 }
 
 #[test]
+fn masked_sum_adds_what_a_plain_loop_does() {
+    for (rows, width) in [(0, 5), (1, 1), (7, 3), (64, 100), (33, 0), (5, 1_000)] {
+        let mut x = vec![0; rows * width];
+        fill(&mut x, 3, 0);
+        for mask in [0x00, 0xff, 0x55, 0x0c] {
+            let valid: Vec<u8> = (0..rows).map(|row| mask >> (row % 8) & 1).collect();
+            let mut expected: Vec<u64> = (0..=width as u64).collect(); // what was there before
+            for row in (0..rows).filter(|&row| valid[row] != 0) {
+                x[row * width..][..width]
+                    .iter()
+                    .zip(&mut expected)
+                    .for_each(|(x, sum)| *sum += u64::from(*x));
+                expected[width] += 1;
+            }
+            for (grid, block) in GRIDS {
+                let sums: Vec<_> = (0..=width as u64).map(std::sync::atomic::AtomicU64::new).collect();
+                let [x, valid] = [&x, &valid].map(|bytes| bytes.as_ptr() as u64);
+                let arguments = [x, valid, rows as u64, width as u64, sums.as_ptr() as u64];
+                Launch::new("masked_sum", &arguments).run(grid, block);
+                let sums: Vec<u64> = sums.into_iter().map(std::sync::atomic::AtomicU64::into_inner).collect();
+                assert_eq!(sums, expected, "{rows} x {width}, mask {mask:#x}, {grid} x {block}");
+            }
+        }
+    }
+}
+
+#[test]
 fn access_is_what_the_kernel_touches() {
     assert_eq!(Launch::new("spin", &[5]).access(), []);
     // Addresses that nobody may touch: they are only named.
@@ -274,4 +301,9 @@ fn access_is_what_the_kernel_touches() {
     assert_eq!(Launch::new("fill_check", &[0x1001, 0, 1, 0, 0x8000]).access(), []);
     let mut launch = Launch::new("block_sum", &[0x1000, 10, 0x8000]);
     assert_eq!(launch.access(), [(0x1000, 40, 0), (0x8000, 4, 2)]);
+    // Its sums are read and written, and not atomically.
+    let sums = [(0x8000, 48, 0), (0x8000, 48, 1)];
+    let mut launch = Launch::new("masked_sum", &[0x1000, 0x2000, 6, 5, 0x8000]);
+    assert_eq!(launch.access(), [(0x1000, 30, 0), (0x2000, 6, 0), sums[0], sums[1]]);
+    assert_eq!(Launch::new("masked_sum", &[0x1000, 0x2000, 0, 5, 0x8000]).access(), sums);
 }

@@ -148,6 +148,11 @@ fn the_legacy_stream_is_refused_while_a_blocking_stream_is_captured() {
     // SAFETY: live handles; inside the buffer.
     unsafe {
         result::stream::begin_capture(blocking, GLOBAL).unwrap();
+        // To ask is not to be in the way.
+        let asked = result::stream::is_capturing(std::ptr::null_mut()).unwrap_err();
+        assert_eq!(asked.0, sys::CUresult::CUDA_ERROR_STREAM_CAPTURE_IMPLICIT);
+        let active = sys::CUstreamCaptureStatus::CU_STREAM_CAPTURE_STATUS_ACTIVE;
+        assert_eq!(result::stream::is_capturing(blocking).unwrap(), active);
         let code = sys::cuMemsetD8Async(rig.device, 0, 1, std::ptr::null_mut());
         assert_eq!(code, sys::CUresult::CUDA_ERROR_STREAM_CAPTURE_IMPLICIT);
         assert!(result::stream::end_capture(blocking).is_err());
