@@ -226,3 +226,26 @@ fn a_panic_in_work_on_a_batch_surfaces_and_no_batch_is_lost() {
         }
     });
 }
+
+#[test]
+fn an_error_of_work_is_never_lost_to_the_end_of_a_batch() {
+    within(LONG, || {
+        let (device, stream) = device_and_stream();
+        let loader = numbers(100).batch_size(10).workers(2).build(&device).unwrap();
+        let mut epoch = loader.epoch(&stream).unwrap();
+        for (number, batch) in epoch.by_ref().take(3).enumerate() {
+            let batch = batch.unwrap();
+            batch
+                .enqueue(&stream, move |_| if number == 2 { Err(anyhow::anyhow!("third")) } else { Ok(()) })
+                .unwrap();
+            // It has run before the batch is dropped, whose own records must not swallow it.
+            std::thread::sleep(Duration::from_millis(20));
+            drop(batch);
+        }
+        drop(epoch);
+        drop(loader);
+        let error = stream.synchronize().unwrap_err();
+        assert_eq!((error.kind(), error.message()), (ErrorKind::Work, "third"));
+        stream.synchronize().unwrap();
+    });
+}

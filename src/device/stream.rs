@@ -36,6 +36,17 @@ impl Stream {
     /// # Errors
     /// [`ErrorKind::InvalidArgument`] where the event belongs to another device; see [`Stream`].
     pub fn record(&self, event: &Event) -> Result<()> {
+        self.surface()?;
+        self.mark(event)
+    }
+
+    /// Returns what earlier work met, once.
+    pub(crate) fn surface(&self) -> Result<()> {
+        each!(&self.0, StreamFlavor, stream => stream.surface())
+    }
+
+    /// As [`Stream::record`], but leaves what earlier work met to the user's next call: for the pipeline's own records.
+    pub(crate) fn mark(&self, event: &Event) -> Result<()> {
         match (&self.0, &event.0) {
             (StreamFlavor::Cpu(stream), EventFlavor::Cpu(event)) => stream.record(event),
             #[cfg(feature = "cuda")]
@@ -51,6 +62,12 @@ impl Stream {
     /// # Errors
     /// See [`Stream`].
     pub fn wait(&self, event: &Event) -> Result<()> {
+        self.surface()?;
+        self.follow(event)
+    }
+
+    /// As [`Stream::wait`], but leaves what earlier work met to the user's next call.
+    pub(crate) fn follow(&self, event: &Event) -> Result<()> {
         match (&self.0, &event.0) {
             (StreamFlavor::Cpu(stream), EventFlavor::Cpu(event)) => stream.wait(event),
             #[cfg(feature = "cuda")]
@@ -69,13 +86,14 @@ impl Stream {
     /// # Errors
     /// See [`Stream`].
     pub fn enqueue(&self, work: impl FnOnce() + Send + 'static) -> Result<()> {
+        self.surface()?;
         self.enqueue_fallible(move || {
             work();
             Ok(())
         })
     }
 
-    /// As [`Stream::enqueue`]; an error that `work` returns is treated as a panic is.
+    /// As [`Stream::enqueue`], but leaves what earlier work met; an error that `work` returns is treated as a panic is.
     pub(crate) fn enqueue_fallible(&self, work: impl FnOnce() -> Result<()> + Send + 'static) -> Result<()> {
         each!(&self.0, StreamFlavor, stream => stream.enqueue(Box::new(work)))
     }
@@ -85,7 +103,8 @@ impl Stream {
     /// # Errors
     /// [`ErrorKind::InvalidArgument`] from work on this very stream; see [`Stream`].
     pub fn synchronize(&self) -> Result<()> {
-        each!(&self.0, StreamFlavor, stream => stream.synchronize())
+        each!(&self.0, StreamFlavor, stream => stream.synchronize())?;
+        self.surface()
     }
 
     /// Whether all that is enqueued by now is over.
@@ -93,6 +112,7 @@ impl Stream {
     /// # Errors
     /// See [`Stream`].
     pub fn query(&self) -> Result<bool> {
+        self.surface()?;
         each!(&self.0, StreamFlavor, stream => stream.query())
     }
 

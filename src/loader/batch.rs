@@ -376,6 +376,7 @@ impl Batch {
     /// [`ErrorKind::InvalidArgument`] for a stream of another device; what earlier work on `stream` met.
     pub fn record_stream(&self, stream: &Stream) -> Result<()> {
         self.life.check_process()?;
+        stream.surface()?;
         if !self.slot.is_used_on(stream) && stream.is_capturing()? {
             let text = "the stream is being captured, and the batch is not ordered on it yet: call `record_stream` before \
                         the capture begins";

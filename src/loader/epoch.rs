@@ -97,6 +97,7 @@ impl<'l> Epoch<'l> {
 
     /// The next batch, `None` at the end of the epoch.
     fn advance(&mut self) -> Result<Option<Batch>> {
+        self.stream.surface()?;
         if self.stream.is_capturing()? {
             let text = "the epoch's stream is being captured: take the batch before the capture begins";
             return Err(Error::new(ErrorKind::Capturing, text));

@@ -53,7 +53,7 @@ impl ReadBack {
         let range: Range<usize> = offset..offset + n * size_of::<T>();
         let stream = self.stream()?;
         if let Some(copied) = copied {
-            stream.wait(copied)?;
+            stream.follow(copied)?;
         }
         let start = elements.as_mut_ptr().cast::<u8>();
         // SAFETY: the vector has room for the elements and is not touched before the stream is done; nobody writes the

@@ -100,7 +100,7 @@ impl DeviceSlot {
         // `copied`, of a batch that was never delivered, was recorded on this very stream.
         let mut users = lock(&memory.users);
         for event in &users.consumed[..users.gated] {
-            stream.wait(event)?;
+            stream.follow(event)?;
         }
         users.gated = 0;
         drop(users);
@@ -143,7 +143,7 @@ impl DeviceSlot {
             users.consumed.push(event);
         }
         if let Some(copied) = &memory.copied {
-            stream.wait(copied)?;
+            stream.follow(copied)?;
         }
         users.streams.push(stream.clone());
         Ok(())
@@ -156,8 +156,7 @@ impl DeviceSlot {
     }
 
     /// The batch in it is done with: records `consumed` on each stream that used it. From here on the slot is
-    /// free, gated by those events. An error of a stream's earlier work is returned, and the record repeated;
-    /// where that fails too the slot is lost.
+    /// free, gated by those events. Where one can't be recorded the slot is lost.
     ///
     /// # Errors
     /// [`ErrorKind::Capturing`]: nothing has been done, since a record now would become a part of a graph.
@@ -195,9 +194,9 @@ impl Memory {
         }
         let mut result = Ok(());
         for (stream, consumed) in streams.iter().zip(consumed) {
-            if let Err(e) = stream.record(consumed) {
+            if let Err(e) = stream.mark(consumed) {
                 result = Err(e);
-                *lost |= stream.record(consumed).is_err();
+                *lost = true;
             }
         }
         *gated = streams.len();

@@ -410,7 +410,7 @@ pub(crate) fn upload(
         // SAFETY: `from` becomes a FreeSlot, which is not filled before `copied` has passed, and `to` a loaded slot,
         // which is read behind `copied` and written behind its gate only; either is leaked if an event fails.
         unsafe { stream.copy_to_device(to.buffer(), &from.0.buffer, from.manifest().bytes)? };
-        stream.record(&copied)?;
+        stream.mark(&copied)?;
         Ok(copied)
     };
     match enqueue(&mut to, events) {

@@ -198,8 +198,8 @@ impl Stream {
         super::Device(self.0.device.clone())
     }
 
-    /// Refuses a forked child, and hands out a panic that no call has returned yet.
-    fn check(&self) -> Result<()> {
+    /// Hands out a panic that no call has returned yet.
+    pub(crate) fn surface(&self) -> Result<()> {
         self.0.device.check()?;
         match lock(&self.0.timeline.state).failure.take() {
             Some(error) => Err(error),
@@ -208,7 +208,7 @@ impl Stream {
     }
 
     pub(crate) fn record(&self, event: &super::Event) -> Result<()> {
-        self.check()?;
+        self.0.device.check()?;
         if !Arc::ptr_eq(&self.0.device, event.device()) {
             let text = "an event is recorded on streams of its own device only";
             return Err(Error::new(ErrorKind::InvalidArgument, text));
@@ -223,7 +223,7 @@ impl Stream {
     }
 
     pub(crate) fn wait(&self, event: &super::Event) -> Result<()> {
-        self.check()?;
+        self.0.device.check()?;
         add(&self.0.device.tally.waits, 1);
         if let Some((timeline, place)) = event.latest() {
             // What lies earlier on the same stream has passed by then anyway.
@@ -235,7 +235,7 @@ impl Stream {
     }
 
     pub(crate) fn enqueue(&self, work: Box<dyn FnOnce() -> Result<()> + Send>) -> Result<()> {
-        self.check()?;
+        self.0.device.check()?;
         self.0.timeline.push(Op::Work(work));
         Ok(())
     }
@@ -244,12 +244,11 @@ impl Stream {
         self.0.device.check()?;
         add(&self.0.device.tally.host_waits, 1);
         let place = lock(&self.0.timeline.state).enqueued;
-        self.0.timeline.block_host(place, None)?;
-        self.check()
+        self.0.timeline.block_host(place, None).map(drop)
     }
 
     pub(crate) fn query(&self) -> Result<bool> {
-        self.check()?;
+        self.0.device.check()?;
         add(&self.0.device.tally.queries, 1);
         let state = lock(&self.0.timeline.state);
         Ok(state.done == state.enqueued)
@@ -267,7 +266,7 @@ impl Stream {
         bytes: usize,
         locked: bool,
     ) -> Result<()> {
-        self.check()?;
+        self.0.device.check()?;
         let tally = &self.0.device.tally;
         add(&tally.h2d_copies, 1);
         add(&tally.h2d_bytes, bytes);
@@ -281,7 +280,7 @@ impl Stream {
     /// # Safety
     /// As [`Stream::copy_to_device`].
     pub(crate) unsafe fn copy_to_host(&self, dst: *mut u8, src: *const u8, bytes: usize) -> Result<()> {
-        self.check()?;
+        self.0.device.check()?;
         add(&self.0.device.tally.d2h_copies, 1);
         add(&self.0.device.tally.d2h_bytes, bytes);
         self.copy(dst, src, bytes, Direction::ToHost);

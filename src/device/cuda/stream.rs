@@ -137,22 +137,19 @@ impl Stream {
         RUNNING.get() == self.0.id
     }
 
-    /// Makes the context current; returns what earlier work met, once.
-    fn enter(&self) -> Result<super::Scope> {
-        let scope = self.0.device.enter()?;
+    /// Returns what earlier work met, once.
+    pub(crate) fn surface(&self) -> Result<()> {
         let failure = &self.0.failure;
-        if failure.met.load(Ordering::Acquire) {
+        if failure.met.load(Ordering::Acquire) && !self.0.device.process.is_forked() {
             let mut error = lock(&failure.error);
             failure.met.store(false, Ordering::Release);
-            if let Some(error) = error.take() {
-                return Err(error);
-            }
+            return error.take().map_or(Ok(()), Err);
         }
-        Ok(scope)
+        Ok(())
     }
 
     pub(crate) fn record(&self, event: &super::Event) -> Result<()> {
-        let _scope = self.enter()?;
+        let _scope = self.0.device.enter()?;
         if event.device().context.cu_ctx() != self.0.device.context.cu_ctx() {
             let text = "the event belongs to another device than the stream";
             return Err(Error::new(ErrorKind::InvalidArgument, text));
@@ -164,7 +161,7 @@ impl Stream {
     }
 
     pub(crate) fn wait(&self, event: &super::Event) -> Result<()> {
-        let _scope = self.enter()?;
+        let _scope = self.0.device.enter()?;
         // SAFETY: both handles are alive.
         check("cuStreamWaitEvent", unsafe { sys::cuStreamWaitEvent(self.raw(), event.handle(), 0) })?;
         add(&self.0.device.tally.waits, 1);
@@ -172,7 +169,7 @@ impl Stream {
     }
 
     pub(crate) fn enqueue(&self, work: Work) -> Result<()> {
-        let _scope = self.enter()?;
+        let _scope = self.0.device.enter()?;
         if self.is_capturing()? {
             let text = "work on the host runs once, and a graph would repeat it: enqueue it when the capture has ended";
             return Err(Error::new(ErrorKind::Capturing, text));
@@ -188,17 +185,26 @@ impl Stream {
     }
 
     pub(crate) fn synchronize(&self) -> Result<()> {
-        {
-            let _scope = self.0.device.enter()?;
-            add(&self.0.device.tally.host_waits, 1);
-            // SAFETY: the stream is alive.
-            check("cuStreamSynchronize", unsafe { sys::cuStreamSynchronize(self.raw()) })?;
+        let _scope = self.0.device.enter()?;
+        self.refuse_capturing()?;
+        add(&self.0.device.tally.host_waits, 1);
+        // SAFETY: the stream is alive.
+        check("cuStreamSynchronize", unsafe { sys::cuStreamSynchronize(self.raw()) })
+    }
+
+    /// What would end the user's capture with an error is refused before it does.
+    fn refuse_capturing(&self) -> Result<()> {
+        if self.is_capturing()? {
+            let text =
+                "the stream is being captured, and a capture has nothing to wait for: ask when it has ended";
+            return Err(Error::new(ErrorKind::Capturing, text));
         }
-        self.enter().map(drop)
+        Ok(())
     }
 
     pub(crate) fn query(&self) -> Result<bool> {
-        let _scope = self.enter()?;
+        let _scope = self.0.device.enter()?;
+        self.refuse_capturing()?;
         add(&self.0.device.tally.queries, 1);
         // SAFETY: the stream is alive.
         match unsafe { sys::cuStreamQuery(self.raw()) } {
@@ -230,7 +236,7 @@ impl Stream {
         bytes: usize,
         locked: bool,
     ) -> Result<()> {
-        let _scope = self.enter()?;
+        let _scope = self.0.device.enter()?;
         // SAFETY: both sides hold `bytes` bytes and stay alive and unwritten until the copy has passed, by the contract.
         let code = unsafe { sys::cuMemcpyHtoDAsync_v2(dst as u64, src.cast(), bytes, self.raw()) };
         check("cuMemcpyHtoDAsync", code)?;
@@ -248,7 +254,7 @@ impl Stream {
         let bytes = from.len().min(to.len()).min(MEASURED);
         let (begin, end) = (super::Event::new(device, true)?, super::Event::new(device, true)?);
         {
-            let _scope = self.enter()?;
+            let _scope = self.0.device.enter()?;
             // The first copy wakes the link up.
             for _ in 0..2 {
                 let (dst, src) = (to.as_ptr() as u64, from.as_ptr().cast_const().cast());
@@ -269,7 +275,7 @@ impl Stream {
     /// # Safety
     /// As [`copy_to_host`](crate::device::Stream::copy_to_host), whose checks were made.
     pub(crate) unsafe fn copy_to_host(&self, dst: *mut u8, src: *const u8, bytes: usize) -> Result<()> {
-        let _scope = self.enter()?;
+        let _scope = self.0.device.enter()?;
         // SAFETY: as above.
         let code = unsafe { sys::cuMemcpyDtoHAsync_v2(dst.cast(), src as u64, bytes, self.raw()) };
         check("cuMemcpyDtoHAsync", code)?;
