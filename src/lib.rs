@@ -78,7 +78,7 @@ pub use checkpoint::State;
 pub use cudarc; // its types are in the interface: a program needs the very same version
 pub use device::{Counters, CpuOptions, Device, Event, Stream, survey};
 #[cfg(feature = "cuda")]
-pub use device::{CudaOptions, CudaView};
+pub use device::{CudaOptions, CudaSliceRef};
 pub use error::{Error, ErrorKind, Place, Result, Stage};
 pub use loader::{
     AllHeld, Batch, Builder, Dims, Epoch, HostBatch, Loader, OnError, Order, Outcome, RaggedView, Report,

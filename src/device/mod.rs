@@ -25,7 +25,7 @@ pub(crate) use buffer::{DeviceBuffer, HostBuffer};
 pub use counters::Counters;
 pub use cpu::CpuOptions;
 #[cfg(feature = "cuda")]
-pub use cuda::{CudaOptions, CudaView};
+pub use cuda::{CudaOptions, CudaSliceRef};
 pub use stream::{Event, Stream};
 
 /// Runs an expression on what is inside a flavour.

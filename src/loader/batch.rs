@@ -395,7 +395,7 @@ impl Batch {
         &self,
         field: &str,
         stream: &Stream,
-    ) -> Result<crate::device::CudaView<'_, T>> {
+    ) -> Result<crate::device::CudaSliceRef<'_, T>> {
         self.view(field)?.cuda(stream)
     }
 

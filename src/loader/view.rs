@@ -6,7 +6,7 @@ use std::ops::Deref;
 
 use super::batch::Batch;
 #[cfg(feature = "cuda")]
-use crate::device::{CudaView, Stream};
+use crate::device::{CudaSliceRef, Stream};
 #[cfg(feature = "cuda")]
 use crate::error::Result;
 use crate::spec::{DType, Element, MAX_DIMS};
@@ -98,12 +98,12 @@ impl<'b, T: Element> View<'b, T> {
     /// [`ErrorKind::InvalidArgument`](crate::ErrorKind::InvalidArgument) for a stream of another device, and on the CPU
     /// device; [`ErrorKind::Capturing`](crate::ErrorKind::Capturing) where the stream is being captured and was not used
     /// for this batch before.
-    pub fn cuda(&self, stream: &Stream) -> Result<CudaView<'b, T>> {
+    pub fn cuda(&self, stream: &Stream) -> Result<CudaSliceRef<'b, T>> {
         self.batch.record_stream(stream)?;
         let start = self.batch.device_address().wrapping_add(self.offset);
         // SAFETY: the field lies in the batch's slot, aligned for every element. The borrow keeps the batch, and the batch
         // the slot, which is written behind what was enqueued on `stream` only.
-        unsafe { CudaView::of(stream, start, self.elements()) }
+        unsafe { CudaSliceRef::of(stream, start, self.elements()) }
     }
 }
 
@@ -155,5 +155,26 @@ impl<T: Element> RaggedView<'_, T> {
     /// As [`View::device_ptr`].
     pub unsafe fn device_ptr(&self) -> *const u8 {
         self.batch.device_address()
+    }
+}
+
+#[cfg(feature = "cuda")]
+impl<'b, T: Element> RaggedView<'b, T> {
+    /// The table, `[capacity, 2]`, and the heap as slices of cudarc's, to read on `stream`: row r is the `table[2 r + 1]`
+    /// elements of the heap from `table[2 r] / size_of::<T>()` on. The heap is shared by all ragged fields. CUDA only.
+    ///
+    /// # Errors
+    /// As [`View::cuda`].
+    pub fn cuda(&self, stream: &Stream) -> Result<(CudaSliceRef<'b, u64>, CudaSliceRef<'b, T>)> {
+        self.batch.record_stream(stream)?;
+        let (slot, spec) = (self.batch.device_address(), self.batch.spec());
+        let heap = spec.heap();
+        // SAFETY: table and heap lie in the batch's slot, 16-byte aligned; else as in `View::cuda`.
+        unsafe {
+            let table = CudaSliceRef::of(stream, slot.wrapping_add(self.table), 2 * spec.capacity())?;
+            let elements =
+                CudaSliceRef::of(stream, slot.wrapping_add(heap.start), heap.len() / size_of::<T>())?;
+            Ok((table, elements))
+        }
     }
 }

@@ -26,7 +26,7 @@ use crate::sync::{Process, lock};
 pub(crate) use event::Event;
 pub(crate) use memory::{DeviceMemory, HostMemory};
 pub(crate) use stream::Stream;
-pub use view::CudaView;
+pub use view::CudaSliceRef;
 
 /// How the CUDA device behaves: plain data, set before [`Device::cuda_with`](super::Device::cuda_with).
 #[derive(Debug, Clone, PartialEq, Eq)]

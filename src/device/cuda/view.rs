@@ -14,12 +14,12 @@ use crate::error::{Error, ErrorKind, Result};
 ///
 /// What is enqueued through it must be enqueued on the stream that it was made for, before the batch is dropped. cudarc
 /// keeps no events for it: its order with other streams is the batch's ([`Batch::record_stream`](crate::Batch::record_stream)).
-pub struct CudaView<'b, T> {
+pub struct CudaSliceRef<'b, T> {
     slice: ManuallyDrop<CudaSlice<T>>,
     _batch: std::marker::PhantomData<&'b [T]>,
 }
 
-impl<T> CudaView<'_, T> {
+impl<T> CudaSliceRef<'_, T> {
     /// # Safety
     /// `address` is aligned for `T`, and `len` elements of device memory there stay alive for the lifetime, not written
     /// but in order on `stream`.
@@ -36,7 +36,7 @@ impl<T> CudaView<'_, T> {
     }
 }
 
-impl<T> Deref for CudaView<'_, T> {
+impl<T> Deref for CudaSliceRef<'_, T> {
     type Target = CudaSlice<T>;
 
     fn deref(&self) -> &CudaSlice<T> {
@@ -44,7 +44,7 @@ impl<T> Deref for CudaView<'_, T> {
     }
 }
 
-impl<T> Drop for CudaView<'_, T> {
+impl<T> Drop for CudaSliceRef<'_, T> {
     fn drop(&mut self) {
         // SAFETY: taken once, here. `leak` gives up all that the slice holds but the memory.
         let slice = unsafe { ManuallyDrop::take(&mut self.slice) };
@@ -52,8 +52,8 @@ impl<T> Drop for CudaView<'_, T> {
     }
 }
 
-impl<T> fmt::Debug for CudaView<'_, T> {
+impl<T> fmt::Debug for CudaSliceRef<'_, T> {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        write!(f, "CudaView({} elements)", self.slice.len())
+        write!(f, "CudaSliceRef({} elements)", self.slice.len())
     }
 }

@@ -184,3 +184,39 @@ fn batches_are_byte_for_byte_those_of_the_cpu_device() {
         }
     });
 }
+
+#[test]
+fn ragged_rows_are_read_on_the_device_by_table_and_heap() {
+    within(MINUTE, || {
+        let _alone = alone();
+        let device = device();
+        let stream = device.new_stream().unwrap();
+        let loader = Loader::builder(range(20))
+            .decode_with(
+                [Field::ragged::<u32>("words", 9), Field::ragged::<u8>("text", 30)],
+                |sample, row| {
+                    let x = *sample.read()? as usize;
+                    row.ragged::<u32>("words", x % 10)?.fill(x as u32);
+                    row.ragged::<u8>("text", x)?.fill(x as u8);
+                    Ok(())
+                },
+            )
+            .batch_size(6)
+            .build(&device)
+            .unwrap();
+        let cuda = stream.cudarc().unwrap();
+        for batch in loader.epoch(&stream).unwrap() {
+            let batch = batch.unwrap();
+            let (table, heap) = batch.ragged_view::<u32>("words").unwrap().cuda(&stream).unwrap();
+            let (table, heap) = (cuda.clone_dtoh(&*table).unwrap(), cuda.clone_dtoh(&*heap).unwrap());
+            assert_eq!(table.len(), 2 * batch.capacity());
+            for row in 0..batch.len() {
+                let (from, len) = (table[2 * row] as usize / 4, table[2 * row + 1] as usize);
+                assert_eq!(heap[from..from + len], *batch.host_ragged::<u32>("words", row).unwrap());
+                assert_eq!(heap[from..from + len], vec![batch.indices()[row] as u32; len]);
+            }
+        }
+        let findings = sim().take();
+        assert!(findings.findings().is_empty(), "{:?}", findings.findings());
+    });
+}
