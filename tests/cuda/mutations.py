@@ -108,8 +108,8 @@ def run(*command, **more):
 
 def checkout():
     if TREE.exists():
-        run("git", "checkout", "-q", "--detach", head(), check=True)
         run("git", "reset", "-q", "--hard", check=True)
+        run("git", "checkout", "-q", "--detach", head(), check=True)
     else:
         subprocess.run(["git", "worktree", "prune"], cwd=ROOT, check=True)
         subprocess.run(["git", "worktree", "add", "-q", "--detach", str(TREE), head()], cwd=ROOT, check=True)
