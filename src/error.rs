@@ -56,7 +56,7 @@ pub enum ErrorKind {
     Forked,
     /// The device refused an operation or was lost.
     Device,
-    /// The loader or the thread behind it has ended.
+    /// The loader or the thread behind it has ended, or the device's driver has, as it does before the process ends.
     Closed,
 }
 

@@ -35,6 +35,12 @@ pub(crate) fn reap(item: Box<dyn Reapable>) {
     current().reap(item, spawn);
 }
 
+/// Leaks `memory`, which `error` keeps from being freed; counted as what [`reap`] has to leak.
+pub(crate) fn leak<T: 'static>(memory: T, bytes: usize, error: &Error) {
+    Box::leak(Box::new(memory));
+    current().note(bytes, error);
+}
+
 /// Items and bytes that wait.
 pub(crate) fn pending() -> (usize, usize) {
     current().pending()
@@ -213,12 +219,22 @@ impl Reaper {
     }
 
     fn leak(&self, entry: Entry, error: &Error) {
-        let bytes = entry.bytes;
         Box::leak(entry.item);
-        self.leaked.add(bytes);
-        // A forked child is silent: a lock of the log may be held by a thread that is not there.
-        if error.kind() != ErrorKind::Forked {
-            tracing::warn!("{bytes} bytes are leaked, as the device may still touch them: {error}");
+        self.note(entry.bytes, error);
+    }
+
+    /// Counts what is leaked, and says so.
+    fn note(&self, bytes: usize, error: &Error) {
+        match error.kind() {
+            // A forked child owns nothing of it, and is silent: a lock of the log may be held by a thread that is not
+            // there.
+            ErrorKind::Forked => {}
+            // A driver that is shutting down has taken everything back.
+            ErrorKind::Closed => tracing::debug!("{bytes} bytes went with the driver: {error}"),
+            _ => {
+                self.leaked.add(bytes);
+                tracing::warn!("{bytes} bytes are leaked, as the device may still touch them: {error}");
+            }
         }
     }
 }

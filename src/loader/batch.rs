@@ -423,7 +423,9 @@ impl fmt::Debug for Batch {
 impl Drop for Batch {
     fn drop(&mut self) {
         if self.life.process.is_forked() {
-            // The streams' threads are the parent's, and so is the slot.
+            // The streams' threads are the parent's, and so is the slot. The last end of a channel takes a lock, which a
+            // thread that is not there may hold: with one more of each this is not the last.
+            std::mem::forget((self.home.clone(), self.life.clone()));
             return;
         }
         // SAFETY: taken once, here, where nothing uses `self` any more.

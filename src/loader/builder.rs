@@ -341,12 +341,11 @@ impl<S: Source, D: Decode<S>> Builder<S, D> {
         }
         let stream = device.new_copy_stream()?;
         for (number, budget) in on_device.into_iter().enumerate() {
-            let slot = DeviceSlot::new(number, device, &spec, budget)?;
+            let mut slot = DeviceSlot::new(number, device, &spec, budget)?;
             if number == 0
                 && let Ok(host) = free_host.try_recv()
             {
-                slot.measure_link(&host, &stream)?;
-                drop(free_host_tx.send(host));
+                drop(free_host_tx.send(slot.measure_link(host, &stream)?));
             }
             drop(free_device.send(slot));
         }
@@ -361,6 +360,7 @@ impl<S: Source, D: Decode<S>> Builder<S, D> {
             free_host: free_host_tx,
             ready: ready_tx,
             state: Arrivals::new(start.epoch, host_slots + 4),
+            gated: None,
         };
         let mut loader = Core {
             link_before: device.counters().copy_busy,

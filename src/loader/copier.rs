@@ -27,6 +27,9 @@ pub(crate) struct Retry {
     pub(crate) attempt: u32,
 }
 
+/// How often the gate of a slot is looked at.
+const GATE: Duration = Duration::from_micros(200);
+
 pub(crate) struct Copier {
     pub(crate) shared: Arc<Shared>,
     pub(crate) stream: Stream,
@@ -36,6 +39,9 @@ pub(crate) struct Copier {
     pub(crate) free_host: Sender<FreeSlot>,
     pub(crate) ready: Sender<Delivery>,
     pub(crate) state: Order,
+    /// A free slot whose gate has to pass first, as a copy of pageable memory would wait for it in the driver, where
+    /// nothing could end the wait.
+    pub(crate) gated: Option<DeviceSlot>,
 }
 
 /// What has arrived and is not delivered yet.
@@ -70,11 +76,15 @@ impl Copier {
         let shared = self.shared.clone();
         while !shared.control.is_closed() {
             let slots = self.free_device.capacity().unwrap_or(0);
-            if self.poll() && shared.life.hunger.is_fed(|| self.free_device.len(), slots) {
+            if self.poll()
+                && self.gated.is_none()
+                && shared.life.hunger.is_fed(|| self.free_device.len(), slots)
+            {
                 continue;
             }
             // Who gives a slot back, or changes a wish, wakes this thread when it is worth it.
-            let pause = self.next_retry().unwrap_or(Duration::from_secs(3600));
+            let pause = if self.gated.is_some() { GATE } else { Duration::from_secs(3600) };
+            let pause = self.next_retry().unwrap_or(pause).min(pause);
             if let Ok(item) = self.items.recv_timeout(pause) {
                 self.take(item);
             }
@@ -130,7 +140,7 @@ impl Copier {
             self.drop_stale();
             let Some(k) = self.next() else { return self.starved(false) };
             if matches!(self.state.pending[k], Item::Batch(_)) {
-                let Ok(slot) = self.free_device.try_recv() else {
+                let Some(slot) = self.free_slot(k) else {
                     return self.starved(true);
                 };
                 self.starved(false);
@@ -155,14 +165,23 @@ impl Copier {
         }
     }
 
+    /// A device slot for item `k`, if there is one to copy to.
+    fn free_slot(&mut self, k: usize) -> Option<DeviceSlot> {
+        let slot = self.gated.take().or_else(|| self.free_device.try_recv().ok())?;
+        let blocks = matches!(&self.state.pending[k], Item::Batch(filled) if filled.copy_blocks());
+        // An error is met again, and told, by the upload.
+        if blocks && matches!(slot.gate_has_passed(), Ok(false)) {
+            self.gated = Some(slot);
+            return None;
+        }
+        Some(slot)
+    }
+
     fn upload(&mut self, mut filled: FilledSlot, slot: DeviceSlot) {
         if self.shared.compact && !filled.manifest().faults.is_empty() {
             filled.compact();
         }
         let ticket = filled.manifest().ticket;
-        if filled.copy_blocks() && !self.wait_for_gate(&slot) {
-            return;
-        }
         match upload(filled, slot, &self.stream, &mut self.events) {
             Ok((host, device)) => {
                 self.recycle(host);
@@ -174,19 +193,6 @@ impl Copier {
                 self.deliver(Delivery::Failed(ticket, error));
             }
         }
-    }
-
-    /// A copy of pageable memory waits in the driver for all that lies before it on the stream, where nothing could end
-    /// the wait: so the gate is waited for here. `false`: the loader has ended.
-    fn wait_for_gate(&self, slot: &DeviceSlot) -> bool {
-        // An error is met again, and told, by the upload.
-        while matches!(slot.gate_has_passed(), Ok(false)) {
-            if self.shared.control.is_closed() {
-                return false;
-            }
-            std::thread::sleep(Duration::from_micros(100));
-        }
-        true
     }
 
     /// The channels have room for all slots and markers, so that a send never waits; a closed one means that the

@@ -311,17 +311,24 @@ impl Loader {
             let place = Place { stage: Some(Stage::Sample), ..Place::default() };
             return Err(Error::new(ErrorKind::Timeout, text).at(place));
         }
-        self.0.shared.life.unpark();
-        if let Some(error) = self.0.shared.life.take_error() {
+        let life = self.0.shared.life.clone();
+        life.unpark();
+        let (stats, workers_shared) = (self.stats(), self.0.workers_shared);
+        // All that can be freed goes first.
+        drop(self);
+        while reaper::pending().0 > 0 && Instant::now() < deadline {
+            std::thread::sleep(Duration::from_millis(1));
+        }
+        if let Some(error) = life.take_error() {
             return Err(error);
         }
         let (waiting, waiting_bytes) = reaper::pending();
         let (leaked, leaked_bytes) = reaper::leaked();
         Ok(Report {
-            stats: self.stats(),
-            batches_alive: self.0.shared.life.held.load(Ordering::Acquire),
+            stats,
+            batches_alive: life.held.load(Ordering::Acquire),
             threads_left: threads.len(),
-            workers_shared: self.0.workers_shared,
+            workers_shared,
             waiting,
             waiting_bytes,
             leaked,

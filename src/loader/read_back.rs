@@ -3,7 +3,7 @@
 use std::ops::Range;
 use std::sync::{Arc, Mutex, OnceLock};
 
-use crate::device::{Device, DeviceBuffer, Event, HostBuffer, Stream};
+use crate::device::{Device, DeviceBuffer, Event, HostBuffer, Stream, reaper};
 use crate::error::{Error, ErrorKind, Result};
 use crate::spec::Element;
 use crate::sync::lock;
@@ -61,7 +61,7 @@ impl ReadBack {
         let outcome = unsafe { stream.copy_to_host(start, src, range.clone()) };
         if let Err(error) = outcome.and_then(|()| stream.synchronize()) {
             // Nothing can tell whether the device still writes there.
-            Box::leak(Box::new(elements));
+            reaper::leak(elements, range.len(), &error);
             return Err(error);
         }
         // SAFETY: the copy has written these bytes.
@@ -123,7 +123,9 @@ impl Staged {
 impl Drop for Staged {
     fn drop(&mut self) {
         if let Some(buffer) = self.buffer.take() {
-            Box::leak(Box::new(buffer));
+            let error = Error::new(ErrorKind::Device, "the work behind a read-back could not be enqueued");
+            let bytes = buffer.len();
+            reaper::leak(buffer, bytes, &error);
         }
     }
 }

@@ -2,7 +2,7 @@
 
 use std::sync::{Arc, Mutex};
 
-use super::{Manifest, Reservation};
+use super::{FreeSlot, Manifest, Reservation};
 use crate::device::{Device, DeviceBuffer, Event, Stream, reaper};
 use crate::error::{Error, ErrorKind, Result};
 use crate::spec::BatchSpec;
@@ -34,7 +34,7 @@ struct Users {
     /// How many of the `consumed` events belong to the gate.
     gated: usize,
     /// An event could not be recorded: nothing can prove that the memory is free.
-    lost: bool,
+    lost: Option<ErrorKind>,
 }
 
 impl DeviceSlot {
@@ -66,11 +66,17 @@ impl DeviceSlot {
     }
 
     /// Measures the link by copies out of `host`, which nothing is in yet.
-    pub(crate) fn measure_link(&self, host: &super::FreeSlot, stream: &Stream) -> Result<()> {
-        match host.buffer() {
-            Some(from) => stream.measure_link(from, self.buffer()),
-            None => Ok(()),
+    ///
+    /// # Errors
+    /// That of the device. Where the copies can't be seen to end, the memory of both is leaked.
+    pub(crate) fn measure_link(&mut self, host: FreeSlot, stream: &Stream) -> Result<FreeSlot> {
+        let Some(from) = host.buffer() else { return Ok(host) };
+        let Err(error) = stream.measure_link(from, self.buffer()) else { return Ok(host) };
+        if let Err(again) = stream.synchronize() {
+            self.lose(again.kind());
+            host.lose(again.kind());
         }
+        Err(error)
     }
 
     pub(crate) fn number(&self) -> usize {
@@ -117,9 +123,9 @@ impl DeviceSlot {
         self.memory_mut().copied = Some(copied);
     }
 
-    /// Nothing can prove any more that the device is done with it.
-    pub(crate) fn lose(&mut self) {
-        lock(&self.memory().users).lost = true;
+    /// After an error of this kind nothing can prove any more that the device is done with it.
+    pub(crate) fn lose(&mut self, kind: ErrorKind) {
+        lock(&self.memory().users).lost = Some(kind);
     }
 
     /// Whether the batch is used on `stream` already.
@@ -171,7 +177,7 @@ impl DeviceSlot {
     }
 
     pub(crate) fn is_lost(&self) -> bool {
-        lock(&self.memory().users).lost
+        lock(&self.memory().users).lost.is_some()
     }
 }
 
@@ -195,8 +201,8 @@ impl Memory {
         let mut result = Ok(());
         for (stream, consumed) in streams.iter().zip(consumed) {
             if let Err(e) = stream.mark(consumed) {
+                *lost = Some(e.kind());
                 result = Err(e);
-                *lost = true;
             }
         }
         *gated = streams.len();
@@ -206,15 +212,15 @@ impl Memory {
 
     /// Nobody will release it any more: a batch that was parked is released now, or lost.
     fn settle(&self) {
-        if self.release().is_err_and(|e| e.kind() == ErrorKind::Capturing) {
-            lock(&self.users).lost = true;
+        if let Err(error) = self.release() {
+            lock(&self.users).lost = Some(error.kind());
         }
     }
 
     fn has_passed(&self) -> Result<bool> {
         let users = lock(&self.users);
-        if users.lost {
-            return Err(Error::new(ErrorKind::Device, "an event of this device slot could not be recorded"));
+        if let Some(kind) = users.lost {
+            return Err(Error::new(kind, "an event of this device slot could not be recorded"));
         }
         let mut passed = match &self.copied {
             Some(copied) => copied.query()?,

@@ -95,6 +95,13 @@ impl FreeSlot {
         Ok(true)
     }
 
+    /// After an error of this kind nothing can prove that a copy out of it has passed: the memory is leaked.
+    pub(crate) fn lose(mut self, kind: ErrorKind) {
+        if let Some(memory) = self.memory.take() {
+            reaper::reap(Box::new(Parked(memory, Err(kind))));
+        }
+    }
+
     /// Starts a batch in it.
     ///
     /// # Errors
@@ -110,18 +117,16 @@ impl FreeSlot {
     }
 }
 
-/// Memory without a token. No event: nothing can prove that the copy out of it has passed.
-struct Parked(Arc<Memory>, Option<Arc<Event>>);
+/// Memory without a token. No event but the kind of an error: nothing can prove that the copy out of it has passed.
+struct Parked(Arc<Memory>, Result<Arc<Event>, ErrorKind>);
 
 impl reaper::Reapable for Parked {
     fn passed(&self) -> Result<bool> {
         match &self.1 {
             // In work on a stream nothing can be asked: the reaper's thread does.
-            Some(_) if !self.0.buffer.takes_calls_here() => Ok(false),
-            Some(copied) => Ok(copied.query()? && self.0.buffer.may_free_here()),
-            None => {
-                Err(Error::new(ErrorKind::Device, "the copy out of a host slot could not be enqueued whole"))
-            }
+            Ok(_) if !self.0.buffer.takes_calls_here() => Ok(false),
+            Ok(copied) => Ok(copied.query()? && self.0.buffer.may_free_here()),
+            Err(kind) => Err(Error::new(*kind, "the copy out of a host slot could not be enqueued whole")),
         }
     }
 
@@ -133,7 +138,7 @@ impl reaper::Reapable for Parked {
 impl Drop for FreeSlot {
     fn drop(&mut self) {
         if let (Some(memory), Some(copied)) = (self.memory.take(), self.copied.take()) {
-            reaper::reap(Box::new(Parked(memory, Some(copied))));
+            reaper::reap(Box::new(Parked(memory, Ok(copied))));
         }
     }
 }
@@ -420,8 +425,8 @@ pub(crate) fn upload(
             Ok((FreeSlot { memory: Some(from.0), copied: Some(copied) }, to))
         }
         Err(error) => {
-            to.lose();
-            reaper::reap(Box::new(Parked(from.0, None)));
+            to.lose(error.kind());
+            reaper::reap(Box::new(Parked(from.0, Err(error.kind()))));
             Err(error)
         }
     }

@@ -5,6 +5,7 @@
     clippy::unwrap_used,
     clippy::panic,
     clippy::print_stdout,
+    clippy::print_stderr,
     reason = "a test stops at the first surprise"
 )]
 
@@ -125,12 +126,22 @@ pub(crate) fn can_lock(bytes: usize) -> bool {
 /// Runs `code` and returns what it logged on this thread, as `LEVEL text`.
 pub(crate) fn logged<T>(code: impl FnOnce() -> T) -> (T, Vec<String>) {
     let lines = Arc::new(Mutex::new(Vec::new()));
-    let value = tracing::subscriber::with_default(Collector(lines.clone()), code);
+    let value = tracing::subscriber::with_default(Collector { lines: lines.clone(), echo: false }, code);
     let lines = std::mem::take(&mut *lines.lock().unwrap());
     (value, lines)
 }
 
-struct Collector(Arc<Mutex<Vec<String>>>);
+/// What all threads of this process log from here on, also (as `LOG LEVEL text`) on stderr. Once a process.
+pub(crate) fn log_of_the_process() -> Arc<Mutex<Vec<String>>> {
+    let lines = Arc::new(Mutex::new(Vec::new()));
+    tracing::subscriber::set_global_default(Collector { lines: lines.clone(), echo: true }).unwrap();
+    lines
+}
+
+struct Collector {
+    lines: Arc<Mutex<Vec<String>>>,
+    echo: bool,
+}
 
 impl tracing::Subscriber for Collector {
     fn enabled(&self, _: &tracing::Metadata<'_>) -> bool {
@@ -156,7 +167,11 @@ impl tracing::Subscriber for Collector {
         }
         let mut text = Text(String::new());
         event.record(&mut text);
-        self.0.lock().unwrap().push(format!("{} {}", event.metadata().level(), text.0));
+        let line = format!("{} {}", event.metadata().level(), text.0);
+        if self.echo {
+            eprintln!("LOG {line}");
+        }
+        self.lines.lock().unwrap().push(line);
     }
 
     fn enter(&self, _: &tracing::span::Id) {}

@@ -36,24 +36,20 @@ enum Kind {
     Allocated,
     /// The owner's, which the driver was told of.
     Registered(#[expect(dead_code, reason = "owned until it is unregistered")] Pages),
-    Pageable {
-        _pages: Pages,
-    },
+    Pageable(#[expect(dead_code, reason = "owned")] Pages),
 }
 
 impl HostMemory {
     pub(super) fn new(device: &Arc<Shared>, bytes: usize) -> Result<Self> {
         drop(device.enter()?);
-        if device.options.lock
-            && let Some(start) = lock_pages(device, bytes, || allocate(device, bytes))
-        {
+        if let Some(start) = lock_pages(device, bytes, || allocate(device, bytes))? {
             return Ok(Self::of(device, start.0, bytes, Kind::Allocated));
         }
         let pages = Pages::new(bytes)?;
         // SAFETY: fresh memory of at least `bytes` bytes that nobody else knows of. Touched, so that the first batch
         // does not pay for it.
         unsafe { pages.as_ptr().write_bytes(0, bytes) };
-        Ok(Self::of(device, pages.as_ptr(), bytes, Kind::Pageable { _pages: pages }))
+        Ok(Self::of(device, pages.as_ptr(), bytes, Kind::Pageable(pages)))
     }
 
     /// Over memory of the caller's, of at least `bytes` bytes, zeroed and page-locked where that can be had.
@@ -62,16 +58,14 @@ impl HostMemory {
         let start = pages.as_ptr();
         // SAFETY: at least `bytes` bytes, checked above, which the map's owner gave away with it.
         unsafe { start.write_bytes(0, bytes) };
-        let locked = device.options.lock
-            && lock_pages(device, bytes, || {
-                let _scope = device.enter()?;
-                let flags = sys::CU_MEMHOSTREGISTER_PORTABLE;
-                // SAFETY: the memory stays mapped until it is unregistered, in `Host::drop`.
-                let code = unsafe { sys::cuMemHostRegister_v2(start.cast(), bytes.max(1), flags) };
-                check("cuMemHostRegister", code)
-            })
-            .is_some();
-        let kind = if locked { Kind::Registered(pages) } else { Kind::Pageable { _pages: pages } };
+        let locked = lock_pages(device, bytes, || {
+            let _scope = device.enter()?;
+            let flags = sys::CU_MEMHOSTREGISTER_PORTABLE;
+            // SAFETY: the memory stays mapped until it is unregistered, in `Host::drop`.
+            let code = unsafe { sys::cuMemHostRegister_v2(start.cast(), bytes.max(1), flags) };
+            check("cuMemHostRegister", code)
+        })?;
+        let kind = if locked.is_some() { Kind::Registered(pages) } else { Kind::Pageable(pages) };
         Ok(Self::of(device, start, bytes, kind))
     }
 
@@ -93,7 +87,7 @@ impl HostMemory {
     }
 
     pub(crate) fn is_locked(&self) -> bool {
-        !matches!(self.host().kind, Kind::Pageable { .. })
+        !matches!(self.host().kind, Kind::Pageable(_))
     }
 }
 
@@ -121,10 +115,13 @@ fn allocate(device: &Arc<Shared>, bytes: usize) -> Result<Start> {
 
 /// Page-locks by `attempt`, or says once for the device why that can't be had. Attempts are serialised, so that a
 /// refusal is met by one call only.
-fn lock_pages<T>(device: &Shared, bytes: usize, attempt: impl FnOnce() -> Result<T>) -> Option<T> {
+///
+/// # Errors
+/// Where it is the device that has failed.
+fn lock_pages<T>(device: &Shared, bytes: usize, attempt: impl FnOnce() -> Result<T>) -> Result<Option<T>> {
     let mut refused = lock(&device.refused);
-    if *refused {
-        return None;
+    if *refused || !device.options.lock {
+        return Ok(None);
     }
     let tally = &device.tally;
     match attempt() {
@@ -132,8 +129,9 @@ fn lock_pages<T>(device: &Shared, bytes: usize, attempt: impl FnOnce() -> Result
             add(&tally.pins, 1);
             add(&tally.pinned_bytes, bytes);
             tally.pinned_peak.fetch_max(tally.pinned_bytes.load(Relaxed), Relaxed);
-            Some(memory)
+            Ok(Some(memory))
         }
+        Err(error) if device.memory_info().is_err() => Err(error),
         Err(error) => {
             *refused = true;
             drop(refused);
@@ -146,31 +144,38 @@ fn lock_pages<T>(device: &Shared, bytes: usize, attempt: impl FnOnce() -> Result
                 error.message(),
                 memlock_limit()
             );
-            None
+            Ok(None)
+        }
+    }
+}
+
+impl Host {
+    fn give_back(&self) -> Result<()> {
+        if matches!(self.kind, Kind::Pageable(_)) {
+            return Ok(());
+        }
+        let _scope = self.device.enter()?;
+        let start = self.start.cast();
+        match &self.kind {
+            // SAFETY: the driver's own memory, freed here only; the owners have seen that nothing refers to it.
+            Kind::Allocated => check("cuMemFreeHost", unsafe { sys::cuMemFreeHost(start) }),
+            // SAFETY: the driver was told of it in `registered`; the owners have seen that nothing refers to it.
+            Kind::Registered(_) => check("cuMemHostUnregister", unsafe { sys::cuMemHostUnregister(start) }),
+            Kind::Pageable(_) => Ok(()),
         }
     }
 }
 
 impl Drop for Host {
     fn drop(&mut self) {
-        let Ok(_scope) = self.device.enter() else {
-            // A forked child owns nothing of it; a driver that is gone has given it back.
-            return;
-        };
-        let tally = &self.device.tally;
-        let start = self.start.cast();
-        let outcome = match &self.kind {
-            // SAFETY: the driver's own memory, freed here only; the owners have seen that nothing refers to it.
-            Kind::Allocated => check("cuMemFreeHost", unsafe { sys::cuMemFreeHost(start) }),
-            // SAFETY: the driver was told of it in `registered`; the owners have seen that nothing refers to it.
-            Kind::Registered(_) => check("cuMemHostUnregister", unsafe { sys::cuMemHostUnregister(start) }),
-            Kind::Pageable { .. } => Ok(()),
-        };
-        if let Err(error) = outcome {
-            tracing::debug!("{} bytes of page-locked memory: {error}", self.bytes);
+        if let Err(error) = self.give_back() {
+            // What a device that has failed may still touch stays mapped.
+            let kind = std::mem::replace(&mut self.kind, Kind::Allocated);
+            return reaper::leak(kind, self.bytes, &error);
         }
+        let tally = &self.device.tally;
         sub(&tally.host_bytes, self.bytes);
-        if !matches!(self.kind, Kind::Pageable { .. }) {
+        if !matches!(self.kind, Kind::Pageable(_)) {
             add(&tally.unpins, 1);
             sub(&tally.pinned_bytes, self.bytes);
         }
@@ -203,9 +208,8 @@ impl DeviceMemory {
         let mut address = 0;
         // SAFETY: a valid place for the address; the context is current.
         check("cuMemAlloc", unsafe { sys::cuMemAlloc_v2(&mut address, bytes.max(1)) }).map_err(|e| {
-            let (mut free, mut total) = (0, 0);
-            // SAFETY: two valid places for the answer; after a failure they stay 0.
-            let _ = unsafe { sys::cuMemGetInfo_v2(&mut free, &mut total) };
+            // A device that has failed has no answer, and the failure is the error.
+            let Ok((free, total)) = device.memory_info() else { return e };
             let text = format!(
                 "no {bytes} bytes of device memory on {}: {free} of {total} bytes are free ({})",
                 device.name,
@@ -233,12 +237,13 @@ impl DeviceMemory {
 
 impl Drop for OnDevice {
     fn drop(&mut self) {
-        if let Ok(_scope) = self.device.enter() {
+        let outcome = self.device.enter().and_then(|_scope| {
             // SAFETY: allocated in `new`, freed here only; the owners have seen that nothing refers to it.
-            if let Err(error) = check("cuMemFree", unsafe { sys::cuMemFree_v2(self.address) }) {
-                tracing::debug!("{} bytes of device memory: {error}", self.bytes);
-            }
-            sub(&self.device.tally.device_bytes, self.bytes);
+            check("cuMemFree", unsafe { sys::cuMemFree_v2(self.address) })
+        });
+        match outcome {
+            Ok(()) => sub(&self.device.tally.device_bytes, self.bytes),
+            Err(error) => reaper::leak(self.address, self.bytes, &error),
         }
     }
 }

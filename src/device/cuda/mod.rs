@@ -140,6 +140,17 @@ impl Shared {
     }
 }
 
+impl Shared {
+    /// Bytes of device memory that are free, and all there are. An error says that the device has failed.
+    fn memory_info(&self) -> Result<(usize, usize)> {
+        let _scope = self.enter()?;
+        let (mut free, mut total) = (0, 0);
+        // SAFETY: two valid places for the answer; the context is current.
+        check("cuMemGetInfo", unsafe { sys::cuMemGetInfo_v2(&mut free, &mut total) })?;
+        Ok((free, total))
+    }
+}
+
 impl Drop for Scope {
     fn drop(&mut self) {
         if let Some(mode) = self.mode {
@@ -174,6 +185,7 @@ pub(super) fn check(call: &str, code: sys::CUresult) -> Result<()> {
         | E::CUDA_ERROR_STREAM_CAPTURE_IMPLICIT
         | E::CUDA_ERROR_STREAM_CAPTURE_WRONG_THREAD
         | E::CUDA_ERROR_CAPTURED_EVENT => ErrorKind::Capturing,
+        E::CUDA_ERROR_DEINITIALIZED | E::CUDA_ERROR_CONTEXT_IS_DESTROYED => ErrorKind::Closed,
         _ => ErrorKind::Device,
     };
     // The context stays broken after these: CUDA Driver API, CUresult, "the process must be terminated and relaunched".
@@ -196,9 +208,7 @@ pub(super) fn check(call: &str, code: sys::CUresult) -> Result<()> {
     let name = name.unwrap_or_else(|_| format!("error {}", code as c_int));
     let advice = match (code, lost) {
         (E::CUDA_ERROR_OUT_OF_MEMORY, _) => ": there is not enough memory",
-        (E::CUDA_ERROR_DEINITIALIZED | E::CUDA_ERROR_CONTEXT_IS_DESTROYED, _) => {
-            ": the driver is shutting down"
-        }
+        _ if kind == ErrorKind::Closed => ": the driver is shutting down",
         (_, true) => {
             ": the GPU's context is lost, start the process again; a kernel enqueued before is the likely cause"
         }

@@ -57,11 +57,12 @@ impl Stream {
             // The first of the two is the lowest priority there is, the second the highest.
             let (_, highest) = result::stream::get_priority_range()
                 .map_err(|e| refused("cuCtxGetStreamPriorityRange", e))?;
-            device.context.new_stream_with_priority(highest)
+            let stream = device.context.new_stream_with_priority(highest);
+            stream.map_err(|e| refused("cuStreamCreateWithPriority", e))?
         } else {
-            device.context.new_stream()
+            device.context.new_stream().map_err(|e| refused("cuStreamCreate", e))?
         };
-        Ok(Self::of(device, stream.map_err(|e| refused("cuStreamCreate", e))?))
+        Ok(Self::of(device, stream))
     }
 
     fn of(device: &Arc<Shared>, stream: Arc<CudaStream>) -> Self {
@@ -338,6 +339,10 @@ impl Drop for Last {
             // SAFETY: taken once, here.
             drop(unsafe { ManuallyDrop::take(&mut self.stream) });
             sub(&self.device.tally.live_streams, 1);
+            // cudarc keeps an error of it for the next call that makes something, which has nothing to do with it.
+            if let Err(error) = self.device.context.check_err() {
+                tracing::debug!("{}", refused("cuStreamDestroy", error));
+            }
         }
     }
 }

@@ -19,6 +19,8 @@ mod fault_rows;
 mod held_batches;
 #[path = "../../holes.rs"]
 mod holes;
+#[path = "../../host_memory.rs"]
+mod host_memory;
 #[path = "../../lifecycle_rows.rs"]
 mod lifecycle_rows;
 #[path = "../../loader.rs"]

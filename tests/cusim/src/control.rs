@@ -42,6 +42,7 @@ fn answer(verb: &str, rest: &str) -> Result<String, String> {
             new.apply(rest)?;
             config::set_apart(number, new);
         }
+        "strays" => return Ok(entry::strays().to_string()),
         "report" => return Ok(report(rest == "take")),
         "configure" => {
             let mut new = config::read().clone();
@@ -85,6 +86,9 @@ fn report(take: bool) -> String {
     lines.extend(state.leaks.iter().map(|text| format!("leak {text}")));
     lines.extend(state.unknown.iter().map(|name| format!("unknown {name}")));
     lines.extend(state.calls.iter().map(|(name, n)| format!("call {n} {name}")));
+    for (name, threads) in &state.callers {
+        lines.extend(threads.iter().map(|thread| format!("caller {name} {thread}")));
+    }
     lines.extend(state.live().iter().map(|(kind, n)| format!("live {n} {kind}")));
     if take {
         state.detector.clear();
@@ -92,6 +96,7 @@ fn report(take: bool) -> String {
         state.leaks.clear();
         state.unknown.clear();
         state.calls.clear();
+        state.callers.clear();
     }
     lines.join("\n")
 }

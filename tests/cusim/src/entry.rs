@@ -2,11 +2,11 @@
 
 use crate::context;
 use crate::error::{Code, Result};
-use crate::state;
+use crate::{guard, state};
 use std::cell::Cell;
 use std::ffi::c_int;
-use std::sync::Once;
-use std::sync::atomic::{AtomicBool, AtomicI32, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicI32, AtomicU64, Ordering};
+use std::sync::{Arc, Once};
 
 /// What a function needs.
 #[derive(Clone, Copy, PartialEq, Eq)]
@@ -23,6 +23,8 @@ pub enum Level {
 
 thread_local! {
     static IN_HOST_FUNCTION: Cell<bool> = const { Cell::new(false) };
+    /// The thread's name as it is at its first call.
+    static THREAD: Arc<str> = guard::thread_name().into();
 }
 
 pub fn in_host_function(f: impl FnOnce()) {
@@ -33,6 +35,13 @@ pub fn in_host_function(f: impl FnOnce()) {
 
 /// The process that initialised the driver; 0 before that.
 static OWNER: AtomicI32 = AtomicI32::new(0);
+
+/// Calls of this process that was forked from the driver's. Without a lock, which nobody may ever give back there.
+static STRAYS: AtomicU64 = AtomicU64::new(0);
+
+pub fn strays() -> u64 {
+    STRAYS.load(Ordering::SeqCst)
+}
 
 /// The driver has been shut down: every call fails.
 static SHUT_DOWN: AtomicBool = AtomicBool::new(false);
@@ -83,11 +92,17 @@ pub fn call(symbol: &'static str, level: Level, body: impl FnOnce() -> Result) -
 fn admit(name: &'static str, level: Level) -> Result {
     // The child of a fork has no driver, and perhaps a lock that nobody will ever give back.
     let owner = OWNER.load(Ordering::SeqCst);
-    if owner != 0 && owner != process() && level != Level::Any {
-        return Err(Code::NOT_INITIALIZED);
+    if owner != 0 && owner != process() {
+        STRAYS.fetch_add(1, Ordering::SeqCst);
+        if level != Level::Any {
+            return Err(Code::NOT_INITIALIZED);
+        }
     }
     let mut state = state::lock();
     *state.calls.entry(name).or_default() += 1;
+    // A thread that is ending has no name any more.
+    let caller = THREAD.try_with(Arc::clone).unwrap_or_default();
+    state.callers.entry(name).or_default().insert(caller);
     if IN_HOST_FUNCTION.get() {
         state.blame(name, 0, || format!("{name} is called from a host function"));
         return Err(Code::NOT_PERMITTED);

@@ -2,7 +2,7 @@
 
 use crate::config::Config;
 use crate::fault::Fault;
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 use std::ffi::{CStr, CString, c_char, c_void};
 
 type Command = unsafe extern "C" fn(*const c_char) -> *mut c_char;
@@ -33,6 +33,8 @@ pub struct Report {
     pub accesses_checked: u64,
     /// Calls by function, without the version in its symbol (`cuMemcpyHtoDAsync`).
     pub calls: BTreeMap<String, u64>,
+    /// The names of the threads that called a function.
+    pub callers: BTreeMap<String, BTreeSet<String>>,
     /// Live objects by kind: device, host, registered, streams, events, modules, graphs, contexts.
     pub live: BTreeMap<String, u64>,
 }
@@ -41,6 +43,13 @@ impl Report {
     /// How often a function was called.
     pub fn calls_of(&self, function: &str) -> u64 {
         self.calls.get(crate::entry::base_name(function)).copied().unwrap_or(0)
+    }
+
+    /// Whether a thread of this name called any of the functions.
+    pub fn has_called(&self, thread: &str, functions: &[&str]) -> bool {
+        let callers =
+            functions.iter().filter_map(|function| self.callers.get(crate::entry::base_name(function)));
+        callers.flatten().any(|caller| caller == thread)
     }
 
     /// How many objects of a kind are alive.
@@ -78,6 +87,7 @@ impl Report {
                 "leak" => report.leaks.push(rest.into()),
                 "unknown" => report.unknown.push(rest.into()),
                 "call" => drop(report.calls.insert(tail.into(), count)),
+                "caller" => drop(report.callers.entry(number.into()).or_default().insert(tail.into())),
                 "live" => drop(report.live.insert(tail.into(), count)),
                 _ => {}
             }
@@ -156,6 +166,11 @@ impl Sim {
     /// The same; the next report begins anew. Live objects stay.
     pub fn take(&self) -> Report {
         Report::read(&self.command("report take"))
+    }
+
+    /// Calls of this process since it was forked from the driver's. The only question that a child may ask.
+    pub fn calls_in_child(&self) -> u64 {
+        self.command("strays").parse().expect("a number")
     }
 
     pub fn fail(&self, fault: Fault) {

@@ -39,6 +39,8 @@ pub struct State {
     pub misuse: Findings,
     pub leaks: Vec<String>,
     pub calls: BTreeMap<&'static str, u64>,
+    /// Which threads made them.
+    pub callers: BTreeMap<&'static str, BTreeSet<Arc<str>>>,
     pub unknown: BTreeSet<&'static str>,
     pub faults: Faults,
     /// Memory that was freed, and the work that may still be using it.

@@ -197,19 +197,38 @@ fn a_driver_that_is_shut_down_says_so_to_everyone() {
 
 #[test]
 fn the_child_of_a_fork_has_no_driver() {
-    let _sim = sim();
+    let sim = sim();
     let _context = CudaContext::new(0).unwrap();
     let mut n = 0;
     // SAFETY: the child makes one call of the driver and leaves at once.
     unsafe {
         let child = libc::fork();
         if child == 0 {
-            libc::_exit(sys::cuDeviceGetCount(&mut n) as i32);
+            let (before, code) = (sim.calls_in_child(), sys::cuDeviceGetCount(&mut n));
+            libc::_exit(if (before, sim.calls_in_child()) == (0, 1) { code as i32 } else { 200 });
         }
         let mut status = 0;
         assert_eq!(libc::waitpid(child, &mut status, 0), child);
         assert_eq!(libc::WEXITSTATUS(status), CUDA_ERROR_NOT_INITIALIZED as i32);
     }
+    assert_eq!(sim.calls_in_child(), 0);
+}
+
+#[test]
+fn the_threads_that_call_a_function_are_named() {
+    let sim = sim();
+    let context = CudaContext::new(0).unwrap();
+    let stream = context.new_stream().unwrap();
+    let thread = std::thread::Builder::new().name("a caller".into());
+    let wait = move || stream.synchronize().unwrap();
+    thread.spawn(wait).unwrap().join().unwrap();
+    let report = sim.take();
+    assert!(report.has_called("a caller", &["cuMemAlloc_v2", "cuStreamSynchronize"]), "{report:?}");
+    assert!(
+        !report.has_called("a caller", &["cuStreamCreate"])
+            && !report.has_called("b", &["cuStreamSynchronize"])
+    );
+    assert!(!sim.report().has_called("a caller", &["cuStreamSynchronize"]));
 }
 
 /// Leaves with what the driver says after its exit handler has run.
