@@ -17,7 +17,7 @@ from pathlib import Path
 
 ROOT = Path(__file__).resolve().parents[2]
 TREE = ROOT / "target" / "mutations"
-BINARIES = ["pipeline", "capture", "interop", "work", "faults", "rows"]
+BINARIES = ["pipeline", "capture", "interop", "work", "faults", "memory", "endings", "rows"]
 
 # What is broken, in which file, what stands there, what takes its place.
 MUTATIONS = [
