@@ -262,7 +262,7 @@ impl fmt::Display for Stats {
             )?;
         }
         if !self.pinned {
-            writeln!(f, "  host slots are pageable: raise `ulimit -l`")?;
+            writeln!(f, "  host slots are pageable, so copies are slow: the log says why")?;
         }
         write!(f, "  limit: {} ({})", self.limiting(), self.advice())
     }

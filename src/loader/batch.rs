@@ -42,14 +42,14 @@ pub(crate) struct Life {
 }
 
 impl Life {
-    pub(crate) fn new(copier: Arc<Waker>, error: Arc<Mutex<Option<Error>>>, device: &Device) -> Self {
+    pub(crate) fn new(copier: Arc<Waker>, error: Arc<Mutex<Option<Error>>>, read_back: ReadBack) -> Self {
         Self {
             process: Process::current(),
             held: AtomicUsize::new(0),
             lost: AtomicUsize::new(0),
             lost_on_host: AtomicUsize::new(0),
             parked: Mutex::default(),
-            read_back: Arc::new(ReadBack::new(device)),
+            read_back: Arc::new(read_back),
             error,
             hunger: Hunger::new(),
             copier,
@@ -331,7 +331,9 @@ impl Batch {
     /// error that `work` returns surfaces at the stream's next call, as a panic does.
     ///
     /// On CUDA the batch is copied back first, into page-locked memory that is allocated when it is first needed and
-    /// used again; kernels are the fast way there. See [`Stream::enqueue`] for what `work` may do.
+    /// used again: at most two buffers of a slot's size for each device slot, beside `host_budget`. Where all are in use
+    /// the call waits for the stream; where page-locking was refused or switched off, for every copy. Kernels are the
+    /// fast way there. See [`Stream::enqueue`] for what `work` may do.
     ///
     /// # Errors
     /// [`ErrorKind::InvalidArgument`] for a stream of another device; what earlier work on `stream` met.

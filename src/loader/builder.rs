@@ -19,6 +19,7 @@ use super::copier::{Copier, Order as Arrivals};
 use super::fault::{OnError, Tally};
 use super::feeder::Feeder;
 use super::progress::Progress;
+use super::read_back::ReadBack;
 use super::runtime::{DEVICE_BUDGET, Runtime, default_host_budget, default_workers};
 use super::work::{Pair, Status};
 use super::{Core, Inline, Loader, Shared};
@@ -293,7 +294,7 @@ impl<S: Source, D: Decode<S>> Builder<S, D> {
         let (outlet, items) = bounded(host_slots + 4);
         let waker = Arc::new(Waker::new(outlet.clone()));
         let control = Control::new(start, waker.clone());
-        let life = Arc::new(Life::new(waker, errors, device));
+        let life = Arc::new(Life::new(waker, errors, ReadBack::new(device, 2 * device_slots)));
         let shared = Arc::new(Shared {
             control,
             metrics: Metrics::new(),
@@ -316,6 +317,7 @@ impl<S: Source, D: Decode<S>> Builder<S, D> {
             replay: if let Order::Replay(epochs) = c.order { epochs } else { Vec::new() },
             on_error: c.on_error.clone(),
             feeder_parks: AtomicBool::new(false),
+            copier_at_gate: AtomicBool::new(false),
             life,
             feeder: AtomicU8::new(0),
             retries: Mutex::new(Vec::new()),

@@ -170,7 +170,9 @@ impl Copier {
         let slot = self.gated.take().or_else(|| self.free_device.try_recv().ok())?;
         let blocks = matches!(&self.state.pending[k], Item::Batch(filled) if filled.copy_blocks());
         // An error is met again, and told, by the upload.
-        if blocks && matches!(slot.gate_has_passed(), Ok(false)) {
+        let waits = blocks && matches!(slot.gate_has_passed(), Ok(false));
+        self.shared.copier_at_gate.store(waits, Ordering::Relaxed);
+        if waits {
             self.gated = Some(slot);
             return None;
         }

@@ -357,6 +357,9 @@ impl<'l> Epoch<'l> {
     fn blame(&self) -> Option<Stage> {
         let shared = &self.loader.shared;
         let (held, slots) = self.held();
+        if shared.copier_at_gate.load(Ordering::Relaxed) {
+            return Some(Stage::Consumer);
+        }
         // With a slot that is not held the copier has only not come round to it yet.
         if held >= slots && shared.life.hunger.is_starving(shared.control.version()) {
             return Some(Stage::DeviceSlot);

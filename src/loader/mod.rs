@@ -86,6 +86,8 @@ pub(crate) struct Shared {
     pub(crate) life: Arc<Life>,
     /// The feeder waits until half of the host slots are free.
     pub(crate) feeder_parks: AtomicBool,
+    /// The copier waits on the host for what the consumer has enqueued on a slot.
+    pub(crate) copier_at_gate: AtomicBool,
     /// What the feeder waits for: see [`Shared::feeder_waits_for`].
     pub(crate) feeder: AtomicU8,
     /// Claims that are to be tried again later; the copier is their timer.

@@ -1,7 +1,8 @@
 //! Copies of batches on the host, for devices whose memory the host can't reach.
 
 use std::ops::Range;
-use std::sync::{Arc, Mutex, OnceLock};
+use std::sync::{Arc, Condvar, Mutex, OnceLock, PoisonError};
+use std::time::Duration;
 
 use crate::device::{Device, DeviceBuffer, Event, HostBuffer, Stream, reaper};
 use crate::error::{Error, ErrorKind, Result};
@@ -13,13 +14,29 @@ use crate::sync::lock;
 pub(crate) struct ReadBack {
     device: Device,
     stream: OnceLock<Stream>,
-    /// Buffers that nobody uses, each of the size of a slot.
-    free: Mutex<Vec<HostBuffer>>,
+    buffers: Mutex<Buffers>,
+    /// A buffer is free, or may be made.
+    freed: Condvar,
+    most: usize,
 }
 
+/// Each is of the size of a slot.
+#[derive(Debug, Default)]
+struct Buffers {
+    /// Those that nobody uses.
+    free: Vec<HostBuffer>,
+    /// All that there are.
+    made: usize,
+}
+
+/// The longest that a call waits for a buffer: only a stream that stands still takes longer.
+const PATIENCE: Duration = Duration::from_secs(30);
+
 impl ReadBack {
-    pub(crate) fn new(device: &Device) -> Self {
-        Self { device: device.clone(), stream: OnceLock::new(), free: Mutex::default() }
+    /// With at most `most` buffers.
+    pub(crate) fn new(device: &Device, most: usize) -> Self {
+        let (stream, buffers) = (OnceLock::new(), Mutex::default());
+        Self { device: device.clone(), stream, buffers, freed: Condvar::new(), most }
     }
 
     pub(crate) fn device(&self) -> &Device {
@@ -88,18 +105,40 @@ impl ReadBack {
         src: &DeviceBuffer,
         bytes: usize,
     ) -> Result<Staged> {
-        let free = lock(&self.free).pop();
-        let buffer = match free {
-            Some(buffer) => buffer,
-            None => self.device.host_buffer(src.len())?,
-        };
+        let buffer = self.buffer(src.len())?;
         // SAFETY: the buffer is as long as a slot; it comes back when the work behind the copy is over, or is leaked.
         if let Err(error) = unsafe { stream.copy_to_host(buffer.as_ptr(), src, 0..bytes) } {
             // Nothing was enqueued: it is free still.
-            lock(&self.free).push(buffer);
+            self.give_back(buffer);
             return Err(error);
         }
         Ok(Staged { buffer: Some(buffer), home: self.clone() })
+    }
+
+    /// A buffer of `bytes` bytes. Where all are in use the caller waits for one.
+    fn buffer(&self, bytes: usize) -> Result<HostBuffer> {
+        let wait = |buffers: &mut Buffers| buffers.free.is_empty() && buffers.made >= self.most;
+        let buffers = lock(&self.buffers);
+        let waited = self.freed.wait_timeout_while(buffers, PATIENCE, wait);
+        let mut buffers = waited.unwrap_or_else(PoisonError::into_inner).0;
+        if let Some(buffer) = buffers.free.pop() {
+            return Ok(buffer);
+        }
+        if buffers.made >= self.most {
+            let text = format!(
+                "all {} buffers for work on batches have been in use for {PATIENCE:?}: the stream does not get to it",
+                self.most
+            );
+            return Err(Error::new(ErrorKind::Timeout, text));
+        }
+        let buffer = self.device.host_buffer(bytes)?;
+        buffers.made += 1;
+        Ok(buffer)
+    }
+
+    fn give_back(&self, buffer: HostBuffer) {
+        lock(&self.buffers).free.push(buffer);
+        self.freed.notify_one();
     }
 }
 
@@ -126,6 +165,8 @@ impl Drop for Staged {
             let error = Error::new(ErrorKind::Device, "the work behind a read-back could not be enqueued");
             let bytes = buffer.len();
             reaper::leak(buffer, bytes, &error);
+            lock(&self.home.buffers).made -= 1;
+            self.home.freed.notify_one();
         }
     }
 }
@@ -139,7 +180,7 @@ pub(crate) struct Arrived {
 impl Drop for Arrived {
     fn drop(&mut self) {
         if let Some(buffer) = self.buffer.take() {
-            lock(&self.home.free).push(buffer);
+            self.home.give_back(buffer);
         }
     }
 }

@@ -220,3 +220,59 @@ fn ragged_rows_are_read_on_the_device_by_table_and_heap() {
         assert!(findings.findings().is_empty(), "{:?}", findings.findings());
     });
 }
+
+#[test]
+fn work_on_batches_takes_a_bounded_number_of_buffers() {
+    within(MINUTE, || {
+        let _alone = alone();
+        let device = device();
+        let stream = device.new_stream().unwrap();
+        let loader =
+            Loader::builder(range(100)).decode(Signed(64)).batch_size(5).workers(1).build(&device).unwrap();
+        let pins = || device.counters().pins;
+        let before = pins();
+        let (release, held) = std::sync::mpsc::channel::<()>();
+        stream.enqueue(move || drop(held.recv())).unwrap();
+        let batch = loader.epoch(&stream).unwrap().next().unwrap().unwrap();
+        // Two buffers for each of two device slots.
+        for _ in 0..4 {
+            batch.enqueue(&stream, |_| ()).unwrap();
+        }
+        assert_eq!(pins() - before, 4);
+        // The next call waits until the stream gets on.
+        let (done, waited) = std::sync::mpsc::channel();
+        std::thread::scope(|scope| {
+            scope.spawn(|| {
+                batch.enqueue(&stream, |_| ()).unwrap();
+                done.send(()).unwrap();
+            });
+            assert!(waited.recv_timeout(Duration::from_millis(100)).is_err(), "a fifth buffer was made");
+            drop(release);
+            waited.recv_timeout(MINUTE).unwrap();
+        });
+        for _ in 0..100 {
+            batch.enqueue(&stream, |_| ()).unwrap();
+        }
+        stream.synchronize().unwrap();
+        assert_eq!(pins() - before, 4);
+    });
+}
+
+#[test]
+fn a_consumer_that_keeps_pageable_copies_waiting_is_named() {
+    within(MINUTE, || {
+        let _alone = alone();
+        let device = simulated::device_with(CpuOptions::default().lock(false));
+        let stream = device.new_stream().unwrap();
+        let loader =
+            Loader::builder(range(60)).decode(Signed(64)).batch_size(2).workers(1).build(&device).unwrap();
+        for batch in loader.epoch(&stream).unwrap() {
+            let batch = batch.unwrap();
+            stream.enqueue(|| std::thread::sleep(Duration::from_millis(4))).unwrap();
+            drop(batch);
+        }
+        let stats = loader.stats();
+        assert_eq!(stats.limiting(), warpfeed::Stage::Consumer, "{stats}");
+        assert!(!stats.pinned);
+    });
+}
