@@ -292,7 +292,8 @@ impl<'l> Epoch<'l> {
             if start.elapsed() >= patience {
                 let text = format!(
                     "all {} device slots are held by {held} live batches, and the next batch needs one: drop a batch, raise \
-                     device_slots, or let on_all_held wait for another thread to drop one",
+                     device_slots, or let on_all_held wait for another thread to drop one (a batch that was leaked never \
+                     comes back)",
                     loader.device_slots
                 );
                 return Err(Error::new(ErrorKind::Exhausted, text));

@@ -33,7 +33,8 @@ pub use view::CudaSliceRef;
 #[non_exhaustive]
 pub struct CudaOptions {
     /// Whether host buffers are page-locked (on by default). Off, copies go through the driver's own buffer and the
-    /// copier waits on the host for each device slot.
+    /// copier waits on the host for each device slot. Where the driver refuses it once, it is off for all later loaders of
+    /// this device's handles: open the device anew to try again.
     pub lock: bool,
     /// Whether page-locked memory is write-combined (off by default): copies may be faster on some machines, but
     /// reading it on the CPU is very slow, and a decoder may read what it wrote.
