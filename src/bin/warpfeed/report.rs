@@ -131,6 +131,9 @@ impl Report {
             let _ = writeln!(out, "{}", line.trim_end());
         }
         let efficiency = match self.efficiency {
+            Some(e) if e > 1.05 => format!(
+                "{e:.3}  over 1: the stages were slower alone than together; measure on an idle machine"
+            ),
             Some(e) => format!("{e:.3}  of what an overlap can hide is hidden"),
             None => "-      nothing to hide: one stage takes all of the serial time".to_string(),
         };
