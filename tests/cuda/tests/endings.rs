@@ -11,6 +11,8 @@
 
 extern crate warpfeed_cuda as warpfeed;
 
+#[path = "support/apart.rs"]
+mod apart;
 #[path = "support/simulated.rs"]
 mod simulated;
 #[path = "../../support/mod.rs"]
@@ -20,7 +22,8 @@ use std::io::Read;
 use std::sync::Mutex;
 use std::time::{Duration, Instant};
 
-use simulated::{apart, fresh, hold, sim};
+use apart::{apart, hold, leaked};
+use simulated::{fresh, sim};
 use support::watch::{Number, Range, again, is_child, numbers, threads, values};
 use support::{eventually, log_of_the_process};
 use warpfeed::{Batch, Builder, Device, Epoch, ErrorKind, Event, Loader, Stream};
@@ -98,7 +101,7 @@ fn drop_all_after_the_driver(workers: usize) {
     // What a drop met is told, and there is nothing else to tell.
     drop(closed.batches);
     assert_eq!(closed.loader.close().unwrap_err().kind(), ErrorKind::Closed);
-    assert_eq!(simulated::leaked(), (0, 0));
+    assert_eq!(leaked(), (0, 0));
     // The threads end too, and the reaper's.
     eventually("the threads end", || threads().iter().all(|name| !name.starts_with("warpfeed-")));
 }

@@ -10,6 +10,8 @@
 
 extern crate warpfeed_cuda as warpfeed;
 
+#[path = "support/apart.rs"]
+mod apart;
 #[path = "support/simulated.rs"]
 mod simulated;
 #[path = "../../support/mod.rs"]
@@ -18,8 +20,9 @@ mod support;
 use std::sync::mpsc::channel;
 use std::time::{Duration, Instant};
 
-use cuda::Fault;
-use simulated::{apart, fresh, hold, leaked, live, sim, take};
+use apart::{apart, hold, leaked, live, take};
+use cusim::Fault;
+use simulated::{fresh, sim};
 use support::watch::{Number, Range, numbers, threads, values};
 use support::{eventually, log_of_the_process};
 use warpfeed::{AllHeld, Builder, CudaOptions, Device, Error, ErrorKind, Loader, Stream};
@@ -365,16 +368,15 @@ fn a_call_that_fails_once_costs_a_slot_at_most_and_the_epoch_is_tried_again() {
     apart("a_call_that_fails_once_costs_a_slot_at_most_and_the_epoch_is_tried_again", || {
         // Whether a slot may go with it: how far the call came is not known, or no event says when it has passed.
         let functions = [
-            ("cuMemcpyHtoDAsync", [true; 2]),
-            ("cuEventRecord", [true; 2]),
-            ("cuStreamWaitEvent", [true; 2]),
-            ("cuEventQuery", [false; 2]),
-            ("cuStreamIsCapturing", [false; 2]),
-            // The threads of a loader have the context for good.
-            ("cuCtxPushCurrent", [true, false]),
+            ("cuMemcpyHtoDAsync", Some(true)),
+            ("cuEventRecord", Some(true)),
+            ("cuStreamWaitEvent", Some(true)),
+            ("cuEventQuery", Some(false)),
+            ("cuStreamIsCapturing", Some(false)),
+            // Whichever call it comes before.
+            ("cuCtxPushCurrent", None),
         ];
         for ((function, costs), workers) in functions.into_iter().flat_map(|f| [(f, 0), (f, 2)]) {
-            let costs = costs[usize::from(workers > 0)];
             let (mut lost, mut told) = (0, 0);
             for nth in (1..=8).chain([13, 20]) {
                 let before = leaked();
@@ -392,12 +394,13 @@ fn a_call_that_fails_once_costs_a_slot_at_most_and_the_epoch_is_tried_again() {
                 let report = loader.close().unwrap();
                 assert_eq!(report.waiting, 0);
                 if own == 0 {
-                    // The two sides of a copy.
-                    assert_eq!(report.leaked - before.0, 2 * slots, "{function} {nth}");
+                    // Both sides of a copy, or the slot of a batch that was dropped.
+                    let leaked = report.leaked - before.0;
+                    assert!((slots..=2 * slots).contains(&leaked), "{function} {nth}: {leaked} for {slots}");
                 }
                 (lost, told) = (lost + slots, told + errors.len());
             }
-            assert_eq!(lost > 0, costs, "{function}, {workers} workers");
+            assert!(costs.is_none_or(|costs| costs == (lost > 0)), "{function}, {workers} workers: {lost}");
             assert!(told > 0 || function == "cuEventQuery", "{function}, {workers} workers");
         }
     });

@@ -9,6 +9,8 @@
 
 extern crate warpfeed_cuda as warpfeed;
 
+#[path = "support/apart.rs"]
+mod apart;
 #[path = "support/simulated.rs"]
 mod simulated;
 #[path = "../../support/mod.rs"]
@@ -19,9 +21,10 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::time::{Duration, Instant};
 
-use cuda::Fault;
+use apart::{apart, hold, leaked, live, take};
 use cudarc::driver::{CudaContext, sys};
-use simulated::{apart, fresh, hold, leaked, live, sim, take};
+use cusim::Fault;
+use simulated::{fresh, sim};
 use support::watch::{Number, Range, numbers, samples, threads, values};
 use support::{eventually, logged};
 use warpfeed::{Builder, CudaOptions, Device, ErrorKind, Field, Loader, Runtime};
@@ -233,7 +236,7 @@ fn the_callers_memory_is_registered_once_and_unregistered_once() {
         sim().poison(number, 700);
         let (leaked, registered) = (leaked().0, live()[2]);
         drop(loader);
-        eventually("it is counted", || simulated::leaked().0 == leaked + 5);
+        eventually("it is counted", || apart::leaked().0 == leaked + 5);
         assert_eq!(live()[2], registered);
     });
 }
