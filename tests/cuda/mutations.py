@@ -17,7 +17,7 @@ from pathlib import Path
 
 ROOT = Path(__file__).resolve().parents[2]
 TREE = ROOT / "target" / "mutations"
-BINARIES = ["pipeline", "capture", "interop", "work", "faults", "rows"]
+BINARIES = ["pipeline", "capture", "interop", "work", "faults", "memory", "endings", "rows"]
 
 # What is broken, in which file, what stands there, what takes its place.
 MUTATIONS = [
@@ -45,13 +45,13 @@ MUTATIONS = [
     ("a device slot is freed without a look at its gate", "src/pool/device_slot.rs",
      "        Ok(self.has_passed()? && self.buffer.may_free_here())", "        Ok(self.buffer.may_free_here())"),
     ("a host slot is freed without a look at its copy", "src/pool/host_slot.rs",
-     "Some(copied) => Ok(copied.query()? && self.0.buffer.may_free_here()),", "Some(_) => Ok(self.0.buffer.may_free_here()),"),
+     "Ok(copied) => Ok(copied.query()? && self.0.buffer.may_free_here()),", "Ok(_) => Ok(self.0.buffer.may_free_here()),"),
     ("a `copied` event is recorded again while a batch refers to it", "src/pool/device_slot.rs",
      "self.0.iter_mut().find_map(|e| Arc::get_mut(e).is_some().then(|| e.clone()))", "self.0.first_mut().map(|e| e.clone())"),
     ("a batch dropped during a capture is not parked", "src/pool/device_slot.rs",
      "|s| matches!(s.is_capturing(), Ok(true))", "|s| matches!(s.is_capturing(), Ok(true)) && s.id() == 0"),
     ("a parked slot is freed like any other", "src/pool/device_slot.rs",
-     "            lock(&self.users).lost = true;\n", ""),
+     "            lock(&self.users).lost = Some(error.kind());\n", "            let _ = error;\n"),
     ("a batch dropped in work on a stream is released there", "src/loader/batch.rs",
      "        if !slot.may_release_here() {", "        if !slot.may_release_here() && self.process.is_forked() {"),
     ("what work on a stream drops last is never released", "src/pool/device_slot.rs",
@@ -91,7 +91,19 @@ MUTATIONS = [
     ("a read-back's buffer is used again before the work on it has run", "src/loader/batch.rs",
      "            let _arrived = staged.map(Staged::arrive);\n", ""),
     ("a failed upload's memory is freed", "src/pool/host_slot.rs",
-     "            to.lose();\n            reaper::reap(Box::new(Parked(from.0, None)));\n", ""),
+     "            to.lose(error.kind());\n            reaper::reap(Box::new(Parked(from.0, Err(error.kind()))));\n", ""),
+    ("what a failed device does not take back is not counted", "src/device/cuda/memory.rs",
+     "            Err(error) => reaper::leak(self.address, self.bytes, &error),", "            Err(_) => {}"),
+    ("a failed measure of the link frees what is in flight", "src/pool/device_slot.rs",
+     "        if let Err(again) = stream.synchronize() {\n            self.lose(again.kind());\n            host.lose(again.kind());\n        }\n", ""),
+    ("a driver that shuts down is a warning", "src/device/reaper.rs",
+     "            ErrorKind::Closed => tracing::debug!", "            ErrorKind::Closed => tracing::warn!"),
+    ("lost slots are not looked at", "src/loader/epoch.rs",
+     "        if lost.0 < loader.host_slots && lost.1 < loader.device_slots {", "        if lost.0 <= loader.host_slots {"),
+    ("the copier waits in the driver", "src/loader/copier.rs",
+     "        if blocks && matches!", "        if !blocks && matches!"),
+    ("memory is freed on the user's thread", "src/device/cuda/memory.rs",
+     "    if reaper::is_here() { drop(memory) } else { reaper::reap(memory) }", "    drop(memory)"),
 ]
 
 # The last one but one needs its buffer given back outside the work.
