@@ -21,7 +21,7 @@ mod support;
 use std::sync::{Arc, Mutex};
 
 use half::f16;
-use samples::{bytes, configured, expected, kind, loader, sum_on};
+use samples::{bytes, configured, expected, fields, kind, loader, sum_on};
 use step::{Step, checked, numbered};
 use support::eventually;
 use warpfeed::{Device, ErrorKind, Stream, VALID};
@@ -70,6 +70,42 @@ fn work_on_batches_reads_what_it_does_on_the_cpu_device_and_locks_one_buffer() {
         assert_eq!(found, expected);
         // Three host slots, and the buffer that all of the work shares.
         assert_eq!(pins - before, 3 + 1);
+    });
+}
+
+#[test]
+fn work_that_has_not_run_keeps_its_copy_while_other_work_gets_one() {
+    checked(|| {
+        let device = numbered().0;
+        let (stream, second) = (device.new_stream().unwrap(), device.new_stream().unwrap());
+        let loader = configured().device_slots(3).build(&device).unwrap();
+        let batches: Vec<_> = loader.epoch(&stream).unwrap().take(3).map(Result::unwrap).collect();
+        let (found, results) = std::sync::mpsc::channel();
+        let (go, gate) = std::sync::mpsc::channel::<()>();
+        let read = |on: &Stream, batch: &warpfeed::Batch, gate: Option<std::sync::mpsc::Receiver<()>>| {
+            let (found, number) = (found.clone(), batch.number());
+            let work = move |b: warpfeed::HostBatch<'_>| {
+                gate.map(|gate| gate.recv().unwrap());
+                found.send((number, b.get::<u8>("x")?.to_vec())).unwrap();
+                anyhow::Ok(())
+            };
+            batch.enqueue(on, work).unwrap();
+        };
+        // The copy of the first is there, and the work on it waits, while the others come and go.
+        read(&stream, &batches[0], Some(gate));
+        for batch in &batches[1..] {
+            read(&second, batch, None);
+            second.synchronize().unwrap();
+        }
+        go.send(()).unwrap();
+        stream.synchronize().unwrap();
+        let mut results: Vec<_> = results.try_iter().collect();
+        results.sort_unstable();
+        let expected = batches.iter().map(|batch| {
+            let rows: Vec<u8> = batch.indices().iter().flat_map(|i| fields(*i).4).collect();
+            (batch.number(), rows)
+        });
+        assert_eq!(results, expected.collect::<Vec<_>>());
     });
 }
 

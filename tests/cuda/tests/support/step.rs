@@ -18,7 +18,9 @@ pub(crate) fn checked(code: impl FnOnce() + Send + 'static) {
     static ONE: Mutex<()> = Mutex::new(());
     within(Duration::from_secs(60), || {
         let _alone: MutexGuard<'_, ()> = ONE.lock().unwrap_or_else(PoisonError::into_inner);
-        sim().take();
+        // What the reaper of an earlier test did meanwhile counts too: a finding is never thrown away unseen.
+        let before = sim().take();
+        assert!(before.findings().is_empty(), "left by an earlier test:\n{}", before.findings().join("\n"));
         code();
         sim().report().assert_clean();
     });
