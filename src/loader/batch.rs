@@ -14,7 +14,7 @@ use super::host_batch::{HostBatch, Outcome, Pinned, fixed, ragged};
 use super::read_back::{ReadBack, Staged};
 use super::view::{Dims, RaggedView, View};
 use crate::checkpoint::State;
-use crate::device::{Device, Stream};
+use crate::device::Stream;
 use crate::error::{Error, ErrorKind, Result};
 use crate::pool::{DeviceSlot, Manifest};
 use crate::spec::{BatchSpec, Element, FieldKind};

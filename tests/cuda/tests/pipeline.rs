@@ -232,7 +232,11 @@ fn work_on_batches_takes_a_bounded_number_of_buffers() {
         let pins = || device.counters().pins;
         let before = pins();
         let (release, held) = std::sync::mpsc::channel::<()>();
-        stream.enqueue(move || drop(held.recv())).unwrap();
+        stream
+            .enqueue(move || {
+                let _ = held.recv();
+            })
+            .unwrap();
         let batch = loader.epoch(&stream).unwrap().next().unwrap().unwrap();
         // Two buffers for each of two device slots.
         for _ in 0..4 {
