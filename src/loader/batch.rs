@@ -427,7 +427,7 @@ impl Drop for Batch {
         if self.life.process.is_forked() {
             // The streams' threads are the parent's, and so is the slot. The last end of a channel takes a lock, which a
             // thread that is not there may hold: with one more of each this is not the last.
-            std::mem::forget((self.home.clone(), self.life.clone()));
+            Box::leak(Box::new((self.home.clone(), self.life.clone())));
             return;
         }
         // SAFETY: taken once, here, where nothing uses `self` any more.
