@@ -271,7 +271,7 @@ fn launch(number: usize, stream: &Stream, batch: &warpfeed::Batch) {
     unsafe { launch.launch(LaunchConfig::for_num_elems(words)) }.unwrap();
     drop(view);
     // A module that is unloaded goes at once; the context is cudarc's own reference to the primary one.
-    std::mem::forget((increment, module, context));
+    Box::leak(Box::new((increment, module, context)));
 }
 
 /// The consumer's stream goes no further, so that all slots are in flight: the feeder waits for a copy, or where memory is

@@ -333,7 +333,7 @@ fn two_hundred_loaders_leave_nothing() {
         let round = |k: usize| {
             let stream = device.new_stream().unwrap();
             let loader = loader().workers(k % 3).device_slots(2 + k % 2);
-            let loader = if k % 5 == 0 { loader.host_memory(memory) } else { loader };
+            let loader = if k.is_multiple_of(5) { loader.host_memory(memory) } else { loader };
             let loader = loader.build(&device).unwrap();
             // Some are left early, and some batches read on the host, from their streams, or held too long.
             let batches = loader.epoch(&stream).unwrap().map(Result::unwrap).inspect(|batch| {
@@ -341,10 +341,10 @@ fn two_hundred_loaders_leave_nothing() {
                 assert_eq!(values(batch).len(), 4);
             });
             let last = batches.take(1 + k % 10).last();
-            if k % 2 == 0 {
+            if k.is_multiple_of(2) {
                 drop(loader)
             } else {
-                drop(loader.close().unwrap())
+                loader.close().unwrap();
             }
             drop(last);
         };
