@@ -87,6 +87,33 @@ impl Hunger {
     }
 }
 
+/// Rings for a thread that waits for messages: one ring at a time is on its way. What was written before a
+/// [`ring`](Bell::ring) is seen after the [`answer`](Bell::answer) to it, or to the one that was on its way.
+#[derive(Debug)]
+pub(crate) struct Bell(AtomicBool);
+
+impl Bell {
+    pub(crate) fn new() -> Self {
+        Self(AtomicBool::new(false))
+    }
+
+    /// Whether the caller is to send the message: none is on its way.
+    #[must_use]
+    pub(crate) fn ring(&self) -> bool {
+        !self.0.swap(true, Ordering::AcqRel)
+    }
+
+    /// The message has arrived. Whoever answers looks around after this.
+    pub(crate) fn answer(&self) {
+        self.answer_as(Ordering::AcqRel);
+    }
+
+    /// A swap and not a store: it reads the ring that was too late to send a message, and so sees what came before it.
+    fn answer_as(&self, ordering: Ordering) {
+        self.0.swap(false, ordering);
+    }
+}
+
 /// Whether so many free slots are worth waking a thread for. With three or fewer, each is.
 pub(crate) fn enough(free: usize, slots: usize) -> bool {
     free > 0 && (slots <= 3 || 2 * free >= slots)
@@ -248,6 +275,37 @@ mod loom_tests {
     #[test]
     fn a_slot_that_is_given_back_reaches_a_blocked_consumer() {
         feed(true);
+    }
+
+    /// A ring is on its way when something is written and rung for again: a message follows, or the answer sees it.
+    fn ring_twice(ordering: Ordering) {
+        loom::model(move || {
+            let bell = Arc::new(Bell::new());
+            let written = Arc::new(AtomicUsize::new(0));
+            assert!(bell.ring());
+            let writer = {
+                let (bell, written) = (bell.clone(), written.clone());
+                thread::spawn(move || {
+                    written.store(1, Ordering::Relaxed);
+                    bell.ring()
+                })
+            };
+            bell.answer_as(ordering);
+            let seen = written.load(Ordering::Relaxed);
+            let follows = writer.join().unwrap();
+            assert!(follows || seen == 1, "nobody looks again");
+        });
+    }
+
+    #[test]
+    fn what_is_rung_for_is_seen() {
+        ring_twice(Ordering::AcqRel);
+    }
+
+    #[test]
+    #[should_panic(expected = "nobody looks again")]
+    fn loom_sees_an_answer_that_does_not_acquire() {
+        ring_twice(Ordering::Release);
     }
 
     #[test]

@@ -6,7 +6,7 @@ use std::sync::{Arc, Condvar, Mutex};
 use crossbeam_channel::{Receiver, Sender, bounded};
 
 use crate::pool::{Item, Ticket};
-use crate::sync::lock;
+use crate::sync::{Bell, lock};
 
 /// Where feeding (re)starts.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
@@ -60,17 +60,17 @@ pub(crate) struct Control {
 #[derive(Debug)]
 pub(crate) struct Waker {
     /// One wake-up at a time is on its way, so that the channel keeps its room for batches.
-    sent: AtomicBool,
+    bell: Bell,
     outlet: Sender<Item>,
 }
 
 impl Waker {
     pub(crate) fn new(outlet: Sender<Item>) -> Self {
-        Self { sent: AtomicBool::new(false), outlet }
+        Self { bell: Bell::new(), outlet }
     }
 
     pub(crate) fn wake(&self) {
-        if !self.sent.swap(true, Ordering::AcqRel) {
+        if self.bell.ring() {
             // A closed channel has nobody to wake; it is never full of batches, markers and this.
             let _ = self.outlet.try_send(Item::Wake);
         }
@@ -78,7 +78,7 @@ impl Waker {
 
     /// The copier has taken the wake-up, and looks around after this.
     pub(crate) fn taken(&self) {
-        self.sent.store(false, Ordering::Release);
+        self.bell.answer();
     }
 }
 

@@ -82,6 +82,10 @@ impl Copier {
             {
                 continue;
             }
+            // The end may have been announced by the wake-up that `poll` has just taken: no other follows.
+            if shared.control.is_closed() {
+                return;
+            }
             // Who gives a slot back, or changes a wish, wakes this thread when it is worth it.
             let pause = if self.gated.is_some() { GATE } else { Duration::from_secs(3600) };
             let pause = self.next_retry().unwrap_or(pause).min(pause);

@@ -343,9 +343,7 @@ impl<'l> Epoch<'l> {
                 Some(Stage::Copy) => {
                     "the device's link, or the work on its stream before a copy, is not done".to_string()
                 }
-                None if shared.life.hunger.is_starving(shared.control.version()) => {
-                    "the work on the next device slot is not done".to_string()
-                }
+                Some(Stage::Consumer) => "the work on the next device slot is not done".to_string(),
                 _ => "no worker is at a sample: the workers may belong to a runtime and be busy elsewhere"
                     .to_string(),
             };
