@@ -79,7 +79,7 @@ MUTATIONS = [
     ("a view frees its memory", "src/device/cuda/view.rs",
      "        let _ = slice.leak();\n", "        drop(slice);\n"),
     ("a copy back that is refused takes its buffer along", "src/loader/read_back.rs",
-     "            lock(&self.free).push(buffer);\n            return Err(error);", "            Box::leak(Box::new(buffer));\n            return Err(error);"),
+     "            self.give_back(buffer);\n            return Err(error);", "            Box::leak(Box::new(buffer));\n            return Err(error);"),
     ("a batch is used on a stream of another device", "src/pool/device_slot.rs",
      "        if stream.device() != memory.device {", "        if stream.device() != memory.device && stream.id() == 0 {"),
     ("a batch is first used on a stream that is being captured", "src/loader/batch.rs",
@@ -101,7 +101,7 @@ MUTATIONS = [
     ("lost slots are not looked at", "src/loader/epoch.rs",
      "        if lost.0 < loader.host_slots && lost.1 < loader.device_slots {", "        if lost.0 <= loader.host_slots {"),
     ("the copier waits in the driver", "src/loader/copier.rs",
-     "        if blocks && matches!", "        if !blocks && matches!"),
+     "        let waits = blocks && matches!", "        let waits = !blocks && matches!"),
     ("memory is freed on the user's thread", "src/device/cuda/memory.rs",
      "    if reaper::is_here() { drop(memory) } else { reaper::reap(memory) }", "    drop(memory)"),
 ]
