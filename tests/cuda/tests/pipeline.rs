@@ -264,19 +264,31 @@ fn work_on_batches_takes_a_bounded_number_of_buffers() {
 
 #[test]
 fn a_consumer_that_keeps_pageable_copies_waiting_is_named() {
-    within(MINUTE, || {
+    within(2 * MINUTE, || {
         let _alone = alone();
-        let device = simulated::device_with(CpuOptions::default().lock(false));
-        let stream = device.new_stream().unwrap();
-        let loader =
-            Loader::builder(range(60)).decode(Signed(64)).batch_size(2).workers(1).build(&device).unwrap();
-        for batch in loader.epoch(&stream).unwrap() {
-            let batch = batch.unwrap();
-            stream.enqueue(|| std::thread::sleep(Duration::from_millis(4))).unwrap();
-            drop(batch);
+        // What limits is judged by times: a busy machine gets five tries.
+        let mut tries = Vec::new();
+        for _ in 0..5 {
+            let device = simulated::device_with(CpuOptions::default().lock(false));
+            let stream = device.new_stream().unwrap();
+            let loader = Loader::builder(range(60))
+                .decode(Signed(64))
+                .batch_size(2)
+                .workers(1)
+                .build(&device)
+                .unwrap();
+            for batch in loader.epoch(&stream).unwrap() {
+                let batch = batch.unwrap();
+                stream.enqueue(|| std::thread::sleep(Duration::from_millis(4))).unwrap();
+                drop(batch);
+            }
+            let stats = loader.stats();
+            assert!(!stats.pinned);
+            if stats.limiting() == warpfeed::Stage::Consumer {
+                return;
+            }
+            tries.push(stats.to_string());
         }
-        let stats = loader.stats();
-        assert_eq!(stats.limiting(), warpfeed::Stage::Consumer, "{stats}");
-        assert!(!stats.pinned);
+        panic!("another stage is named: {tries:?}");
     });
 }
