@@ -20,8 +20,10 @@ mod support;
 
 use std::sync::{Arc, Mutex};
 
+use cusim::Fault;
 use half::f16;
 use samples::{bytes, configured, expected, fields, kind, loader, sum_on};
+use simulated::sim;
 use step::{Step, checked, numbered};
 use support::eventually;
 use warpfeed::{Device, ErrorKind, Stream, VALID};
@@ -124,11 +126,32 @@ fn work_that_panics_costs_no_buffer() {
         let pins = device.counters().pins;
         for _ in 0..10 {
             batch.enqueue(&stream, |_| -> () { panic!("a user's") }).unwrap();
-            // Through cudarc, which leaves the error for our next call: the one that takes a buffer.
+            // Through cudarc, which leaves the error for our next call.
             stream.cudarc().unwrap().synchronize().unwrap();
             assert_eq!(kind(batch.enqueue(&stream, |_| ())), ErrorKind::Panic);
         }
         assert_eq!(device.counters().pins, pins);
+    });
+}
+
+#[test]
+fn a_copy_back_that_the_driver_refuses_costs_no_buffer() {
+    checked(|| {
+        let device = numbered().0;
+        let stream = device.new_stream().unwrap();
+        let loader = loader(&device);
+        let batch = loader.epoch(&stream).unwrap().next().unwrap().unwrap();
+        batch.enqueue(&stream, |_| ()).unwrap();
+        stream.synchronize().unwrap();
+        let pins = device.counters().pins;
+        // More often than there are buffers: were they lost, the last would wait for one in vain.
+        for _ in 0..20 {
+            sim().fail(Fault::of("cuMemcpyDtoHAsync").error(1));
+            assert_eq!(kind(batch.enqueue(&stream, |_| ())), ErrorKind::Device);
+        }
+        batch.enqueue(&stream, |_| ()).unwrap();
+        stream.synchronize().unwrap();
+        assert_eq!(device.counters().pins, pins, "page-locked in the loop");
     });
 }
 
