@@ -101,7 +101,7 @@ impl Stream {
     /// Blocks until all that is enqueued by now is over.
     ///
     /// # Errors
-    /// [`ErrorKind::InvalidArgument`] from work on this very stream; see [`Stream`].
+    /// [`ErrorKind::InvalidArgument`] from work on this very stream; [`ErrorKind::Capturing`]; see [`Stream`].
     pub fn synchronize(&self) -> Result<()> {
         each!(&self.0, StreamFlavor, stream => stream.synchronize())?;
         self.surface()
@@ -110,7 +110,7 @@ impl Stream {
     /// Whether all that is enqueued by now is over.
     ///
     /// # Errors
-    /// See [`Stream`].
+    /// [`ErrorKind::Capturing`]; see [`Stream`].
     pub fn query(&self) -> Result<bool> {
         self.surface()?;
         each!(&self.0, StreamFlavor, stream => stream.query())

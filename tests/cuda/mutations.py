@@ -106,7 +106,7 @@ MUTATIONS = [
      "    if reaper::is_here() { drop(memory) } else { reaper::reap(memory) }", "    drop(memory)"),
 ]
 
-# The last one but one needs its buffer given back outside the work.
+# A second place to change, by the mutation's name: here the buffer has to be given back outside the work.
 ALSO = {
     "a read-back's buffer is used again before the work on it has run": (
         "        stream.enqueue_fallible(move || {\n            let memory = memory;",

@@ -350,13 +350,7 @@ fn two_hundred_loaders_leave_nothing() {
         };
         let before = live();
         (0..200).for_each(round);
-        eventually(&format!("all is freed: {:?}", before), || {
-            let l = live();
-            if l != before {
-                println!("{l:?} {:?}", leaked());
-            }
-            l == before
-        });
+        eventually("all is freed", || live() == before);
         let c = device.counters();
         let all = [c.host_bytes, c.device_bytes, c.pinned_bytes, c.live_streams, c.live_events];
         assert_eq!((all, c.pins), ([0; 5], c.unpins));
