@@ -21,7 +21,7 @@ pub enum ErrorKind {
     ShapeMismatch,
     /// A size is over a limit that was set: raise the limit or leave the sample out.
     LimitExceeded,
-    /// The decoder left a field of a sample unwritten.
+    /// The decoder left a field of a sample unwritten, or a sample lacks the part that a field is made from.
     MissingField,
     /// The operating system refused an operation on a file or a thread.
     Io,
@@ -29,6 +29,16 @@ pub enum ErrorKind {
     Truncated,
     /// A file is not what its format or an earlier look said: corrupt, or changed while in use.
     Corrupt,
+    /// There is not a single byte where data should be: fetch the file again or leave the sample out.
+    Empty,
+    /// The data is of a format, or uses a feature of one, that is not read here; the message names it: convert the file,
+    /// or turn on the feature that the message names.
+    Unsupported,
+    /// A label is malformed or makes no sense; the message says which and the place where: mend that line, or
+    /// choose the policy that drops it.
+    InvalidLabel,
+    /// Two samples, or two parts of one, have the same key: rename one.
+    DuplicateKey,
     /// User code (a source, a decoder) returned an error for one sample.
     Sample,
     /// User code panicked; the message holds the panic's text.
@@ -129,6 +139,8 @@ pub struct Place {
     pub shard: Option<String>,
     /// The member within the shard.
     pub member: Option<String>,
+    /// Line within the file, from 1.
+    pub line: Option<u64>,
     /// Byte offset within the file.
     pub offset: Option<u64>,
     /// The step of the pipeline.
@@ -146,7 +158,7 @@ impl Place {
     /// Takes from `other` every part that is unknown here.
     pub fn fill_from(&mut self, other: Self) {
         macro_rules! fill { ($($f:ident),*) => { $( if self.$f.is_none() { self.$f = other.$f; } )* } }
-        fill!(epoch, batch, row, index, path, shard, member, offset, stage, worker);
+        fill!(epoch, batch, row, index, path, shard, member, line, offset, stage, worker);
     }
 }
 
@@ -163,7 +175,7 @@ impl fmt::Display for Place {
         if let Some(path) = &self.path {
             part(f, "file", &path.display())?;
         }
-        show!("shard" shard, "member" member, "byte" offset, "stage" stage, "worker" worker);
+        show!("shard" shard, "member" member, "line" line, "byte" offset, "stage" stage, "worker" worker);
         Ok(())
     }
 }

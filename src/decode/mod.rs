@@ -9,6 +9,8 @@ use crate::row::{Row, RowBlock};
 use crate::source::{Records, Source};
 use crate::spec::Field;
 
+#[cfg(feature = "image")]
+mod image;
 mod raw;
 
 pub use raw::Raw;

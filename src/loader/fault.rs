@@ -179,6 +179,7 @@ fn line(fault: &Fault) -> String {
         "path": p.path.as_ref().map(|p| p.to_string_lossy()),
         "shard": p.shard,
         "member": p.member,
+        "line": p.line,
         "offset": p.offset,
         "stage": p.stage.map(|s| s.name()),
         "attempt": fault.attempt,

@@ -45,6 +45,10 @@ pub fn concat<S: Source>(sources: Vec<S>) -> Result<Concat<S>> {
 }
 
 impl<S: Source> Concat<S> {
+    pub(super) fn joined(&self) -> &[S] {
+        &self.sources
+    }
+
     fn total(&self) -> u64 {
         self.firsts.last().copied().unwrap_or(0)
     }

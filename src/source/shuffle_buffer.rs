@@ -54,6 +54,10 @@ impl<S: Source> ShuffleBuffer<S> {
         Ok(Self { source, capacity: capacity.max(1), seed, state: Mutex::new(state) })
     }
 
+    pub(super) fn selected_from(&self) -> &S {
+        &self.source
+    }
+
     /// Fills the buffer as far as the sequence goes.
     fn fill(&self, state: &mut State<S::Scratch>) -> Result<()> {
         while !state.ended && state.buffer.len() < self.capacity {

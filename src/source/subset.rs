@@ -54,6 +54,10 @@ impl Indices {
 }
 
 impl<S: Source> Subset<S> {
+    pub(super) fn selected_from(&self) -> &S {
+        &self.source
+    }
+
     pub(super) fn new(source: Arc<S>, indices: impl IntoIterator<Item = u64>) -> Result<Self> {
         let len = known_len(&*source, "a subset")?;
         let mut outside = None;

@@ -21,6 +21,10 @@ impl<S: Source> Take<S> {
         Self { source, n, pulled: AtomicU64::new(0) }
     }
 
+    pub(super) fn selected_from(&self) -> &S {
+        &self.source
+    }
+
     fn check(&self, index: u64) -> Result<()> {
         if self.source.len().is_some() && index >= self.n { Err(out_of_range(index, self.n)) } else { Ok(()) }
     }

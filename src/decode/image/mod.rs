@@ -1,0 +1,3 @@
+//! From an encoded image to its row of a batch.
+
+mod codec;
