@@ -12,6 +12,7 @@
 #[cfg(test)]
 mod contract;
 
+mod bundle;
 mod concat;
 mod files;
 mod function;
@@ -27,6 +28,7 @@ mod take;
 
 use std::sync::Arc;
 
+pub use bundle::Bundle;
 pub use concat::{Concat, concat};
 pub use function::{Function, from_fn};
 pub use memory::{Memory, from_vec};

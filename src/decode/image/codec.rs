@@ -145,7 +145,8 @@ impl Codec {
     fn all(&mut self, bytes: &[u8], format: Format, color: Color) -> Result<(u32, u32)> {
         let corrupt = |e: String| Error::new(ErrorKind::Corrupt, e);
         let image = if format == Format::Jpeg {
-            let mut decoder = zune_jpeg::JpegDecoder::new(zune_jpeg::zune_core::bytestream::ZCursor::new(bytes));
+            let mut decoder =
+                zune_jpeg::JpegDecoder::new(zune_jpeg::zune_core::bytestream::ZCursor::new(bytes));
             let pixels = decoder.decode().map_err(|e| corrupt(e.to_string()))?;
             let info = decoder.info().unwrap_or_default();
             let image = image::RgbImage::from_raw(info.width.into(), info.height.into(), pixels);

@@ -1,0 +1,98 @@
+//! A sample as files hold it.
+
+use std::ops::Range;
+
+use super::picture::{LabelBox, Picture, Unit};
+use crate::error::{Error, ErrorKind, Place, Result};
+
+/// What the name of an image's file ends with, in lower case.
+pub(super) const IMAGE_EXTENSIONS: [&str; 8] = ["jpg", "jpeg", "png", "webp", "bmp", "gif", "jpe", "jfif"];
+
+/// One sample as files hold it: a key, and members named by their extensions (`jpg`, `cls`, `json`), beside what the
+/// source itself knows of it. The record of sources of files; its memory is reused.
+#[derive(Debug, Clone, Default)]
+pub struct Bundle {
+    key: String,
+    /// The members, one after another.
+    bytes: Vec<u8>,
+    members: Vec<(String, Range<usize>)>,
+    class: Option<i64>,
+    boxes: Vec<LabelBox>,
+    unit: Unit,
+}
+
+impl Bundle {
+    /// What names the sample in its set: the path of its file, or the members' common name in a shard.
+    pub fn key(&self) -> &str {
+        &self.key
+    }
+
+    /// The bytes of the member with this name.
+    pub fn member(&self, name: &str) -> Option<&[u8]> {
+        self.members().find_map(|(n, bytes)| (n == name).then_some(bytes))
+    }
+
+    /// Names and bytes of the members, in the order of the files.
+    pub fn members(&self) -> impl Iterator<Item = (&str, &[u8])> {
+        self.members
+            .iter()
+            .map(|(name, range)| (name.as_str(), self.bytes.get(range.clone()).unwrap_or_default()))
+    }
+
+    /// The class, where the source knows one.
+    pub fn class(&self) -> Option<i64> {
+        self.class
+    }
+
+    /// The boxes, where the source knows them, and what they are measured in.
+    pub fn boxes(&self) -> (&[LabelBox], Unit) {
+        (&self.boxes, self.unit)
+    }
+
+    /// Forgets all but the memory.
+    pub(super) fn restart(&mut self, key: &str) {
+        self.key.clear();
+        self.key.push_str(key);
+        self.bytes.clear();
+        self.members.clear();
+        self.class = None;
+        self.boxes.clear();
+    }
+
+    /// Adds a member of `len` bytes, to be written in full by the caller: they are left from an earlier sample or zero.
+    pub(super) fn add(&mut self, name: &str, len: usize) -> &mut [u8] {
+        let start = self.bytes.len();
+        self.bytes.resize(start + len, 0);
+        self.members.push((name.to_string(), start..start + len));
+        &mut self.bytes[start..]
+    }
+
+    pub(super) fn set_class(&mut self, class: i64) {
+        self.class = Some(class);
+    }
+
+    pub(super) fn set_boxes(&mut self, boxes: &[LabelBox], unit: Unit) {
+        self.boxes.clear();
+        self.boxes.extend_from_slice(boxes);
+        self.unit = unit;
+    }
+
+    /// The sample's image: its first member with the name of an image format, or its only member.
+    ///
+    /// # Errors
+    /// [`ErrorKind::MissingField`] naming the members where there is none.
+    pub(super) fn picture(&self) -> Result<Picture<'_>> {
+        let is_image = |(name, _): &(&str, &[u8])| {
+            let extension = name.rsplit('.').next().unwrap_or(name);
+            IMAGE_EXTENSIONS.iter().any(|known| known.eq_ignore_ascii_case(extension))
+        };
+        let only = (self.members.len() == 1).then(|| self.members().next()).flatten();
+        let Some((_, bytes)) = self.members().find(is_image).or(only) else {
+            let names: Vec<&str> = self.members.iter().map(|(name, _)| name.as_str()).collect();
+            let text = format!("the sample has no image; its members are {}", names.join(", "));
+            let place = Place { member: Some(self.key.clone()), ..Place::default() };
+            return Err(Error::new(ErrorKind::MissingField, text).at(place));
+        };
+        Ok(Picture { bytes, class: self.class, boxes: &self.boxes, unit: self.unit })
+    }
+}
