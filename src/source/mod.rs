@@ -25,6 +25,8 @@ mod sequence;
 mod shuffle_buffer;
 mod subset;
 mod take;
+#[cfg(feature = "image")]
+mod whole_files;
 
 use std::sync::Arc;
 

@@ -24,6 +24,10 @@ impl PathList {
         Path::new(OsStr::from_bytes(bytes))
     }
 
+    pub(super) fn len(&self) -> usize {
+        self.ends.len()
+    }
+
     /// Gives back the room that growing has left.
     pub(super) fn shrink(&mut self) {
         self.bytes.shrink_to_fit();

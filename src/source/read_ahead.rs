@@ -65,15 +65,51 @@ impl ReadAhead {
         }
     }
 
-    fn advise_run(&self, target: &impl Advise, (file, range): (usize, Range<u64>), left: &mut u64) {
-        let resident = self.resident.load(Relaxed);
-        if resident >= WARM && !resident.is_multiple_of(SPARSE) {
-            // Wraps to a multiple of SPARSE that still counts as warm.
-            self.resident.store(resident.checked_add(1).unwrap_or(WARM), Relaxed);
-            return;
+    /// Advises whole files, each by its number, in the order of reading. Only a file that is asked about is opened:
+    /// `open` gives what to ask and the file's size in bytes, or nothing where there is no time or no such file.
+    pub(super) fn advise_files<A: Advise>(
+        &self,
+        files: impl Iterator<Item = usize>,
+        mut open: impl FnMut(usize) -> Option<(A, u64)>,
+    ) {
+        let mut left = MOST;
+        for file in files {
+            if self.goes_by() {
+                continue;
+            }
+            if left == 0 {
+                return;
+            }
+            if let Some((target, bytes)) = open(file) {
+                self.ask(&target, (file, 0..bytes), &mut left);
+            }
         }
+    }
+
+    fn advise_run(&self, target: &impl Advise, run: (usize, Range<u64>), left: &mut u64) {
+        if !self.goes_by() {
+            self.ask(target, run, left);
+        }
+    }
+
+    /// Counts a run that is not asked about, since the cache has been warm.
+    fn goes_by(&self) -> bool {
+        let resident = self.resident.load(Relaxed);
+        let unasked = resident >= WARM && !resident.is_multiple_of(SPARSE);
+        if unasked {
+            self.count(resident);
+        }
+        unasked
+    }
+
+    /// One more run that was or is taken to be there. Wraps to a multiple of SPARSE that still counts as warm.
+    fn count(&self, resident: u32) {
+        self.resident.store(resident.checked_add(1).unwrap_or(WARM), Relaxed);
+    }
+
+    fn ask(&self, target: &impl Advise, (file, range): (usize, Range<u64>), left: &mut u64) {
         match target.residence(file, range.start + (range.end - range.start) / 2) {
-            Residence::Resident => self.resident.store(resident.checked_add(1).unwrap_or(WARM), Relaxed),
+            Residence::Resident => self.count(self.resident.load(Relaxed)),
             Residence::Missing | Residence::Unknown => {
                 self.resident.store(0, Relaxed);
                 let mut start = range.start;
@@ -168,6 +204,15 @@ mod tests {
         }
     }
 
+    impl<A: Advise> Advise for &A {
+        fn residence(&self, file: usize, at: u64) -> Residence {
+            (**self).residence(file, at)
+        }
+        fn will_need(&self, file: usize, range: Range<u64>) {
+            (**self).will_need(file, range);
+        }
+    }
+
     fn records(n: u64, bytes: u64) -> impl Iterator<Item = (usize, Range<u64>)> {
         (0..n).map(move |i| (0, 2 * i * bytes..(2 * i + 1) * bytes)) // with a gap after each
     }
@@ -211,5 +256,33 @@ mod tests {
         fake.warm.set(Residence::Resident);
         ahead.advise(&fake, records(1, 1000));
         assert_eq!(ahead.resident.load(Relaxed), WARM, "the count wraps to a warm one");
+    }
+
+    #[test]
+    fn whole_files_are_opened_only_to_be_asked_and_advised_only_where_they_are_missing() {
+        let (ahead, fake, opened) = (ReadAhead::default(), Fake::new(Residence::Missing), Cell::new(0));
+        let bytes = 300 << 10;
+        let hint = |files: Range<usize>| {
+            ahead.advise_files(files, |_| {
+                opened.set(opened.get() + 1);
+                Some((&fake, bytes))
+            });
+        };
+        hint(5..6);
+        let whole = [(5, 0..PIECE), (5, PIECE..2 * PIECE), (5, 2 * PIECE..bytes)];
+        assert_eq!((opened.get(), fake.advised.take().as_slice()), (1, whole.as_slice()));
+        hint(0..1000);
+        assert_eq!(
+            u64::from(opened.replace(0)) - 1,
+            MOST.div_ceil(bytes),
+            "one hint is bounded, and so is what it opens"
+        );
+        assert_eq!(fake.advised.take().iter().map(|(_, r)| r.end - r.start).sum::<u64>(), MOST);
+
+        fake.warm.set(Residence::Resident);
+        hint(0..WARM as usize);
+        assert_eq!(opened.replace(0), WARM);
+        hint(0..10 * SPARSE as usize);
+        assert_eq!((opened.get(), fake.advised.borrow().len()), (10, 0), "a warm cache costs few opens");
     }
 }
