@@ -13,6 +13,8 @@ use crate::spec::Field;
 mod image;
 mod raw;
 
+#[cfg(feature = "image")]
+pub use image::{BoxFormat, Geometry, Image, ImageCounts, ImageScratch, OnTruncated, Orientation};
 pub use raw::Raw;
 
 /// Writes samples into their rows. Shared by all workers; what a worker needs for itself lives in `Scratch`.
