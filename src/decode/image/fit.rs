@@ -167,3 +167,109 @@ fn letterbox(image: [u32; 2], out: [u32; 2], scale_up: bool) -> Target {
     let start = |out: u32, side: u32| (f64::from(out - side) / 2.0 - 0.1).round_ties_even() as i64;
     Target { x: start(out[0], w), y: start(out[1], h), width: w, height: h }
 }
+
+#[cfg(test)]
+mod tests {
+    use serde_json::Value;
+
+    use super::*;
+
+    /// What torchvision and Ultralytics' formulas make of many sizes: `tests/data/pillow.py` wrote it.
+    fn arithmetic(fit: &str) -> Vec<Vec<i64>> {
+        let text = include_str!("../../../tests/data/pillow/cases.json");
+        let all: Value = serde_json::from_str(text).unwrap();
+        let cases = all["arithmetic"][fit].as_array().unwrap();
+        assert!(!cases.is_empty());
+        cases
+            .iter()
+            .map(|case| case.as_array().unwrap().iter().map(|v| v.as_i64().unwrap()).collect())
+            .collect()
+    }
+
+    fn place(fit: Fit, image: [i64; 2], out: [i64; 2], index: u64) -> Geometry {
+        let mut rng = SampleRng::new(1, 0, index);
+        fit.place(image.map(|v| v as u32), out.map(|v| v as u32), &mut rng).unwrap()
+    }
+
+    #[test]
+    fn a_resized_middle_is_torchvisions() {
+        for case in arithmetic("resize_then_center_crop") {
+            let &[width, height, short, w, h, new_width, new_height, left, top] = &case[..] else {
+                panic!("{case:?}")
+            };
+            let fit = Fit::ResizeThenCenterCrop { short: short as u32 };
+            let placed = place(fit, [width, height], [w, h], 0);
+            assert_eq!(placed.target(), [-left, -top, new_width, new_height], "{case:?}");
+            assert_eq!(placed.crop().map(i64::from), [0, 0, width, height]);
+        }
+    }
+
+    #[test]
+    fn a_letterbox_is_ultralytics() {
+        for case in arithmetic("letterbox") {
+            let &[width, height, w, h, up, new_width, new_height, left, top] = &case[..] else {
+                panic!("{case:?}")
+            };
+            let placed = place(Fit::Letterbox { scale_up: up == 1 }, [width, height], [w, h], 0);
+            assert_eq!(placed.target(), [left, top, new_width, new_height], "{case:?}");
+        }
+    }
+
+    const DEFAULT: Fit = Fit::RandomResizedCrop { scale: (0.08, 1.0), ratio: (3.0 / 4.0, 4.0 / 3.0) };
+
+    #[test]
+    fn where_no_try_fits_the_crop_is_torchvisions_fallback() {
+        for case in arithmetic("fallback") {
+            let &[width, height, x, y, w, h] = &case[..] else { panic!("{case:?}") };
+            let placed = place(DEFAULT, [width, height], [9, 9], 0);
+            assert_eq!(placed.crop().map(i64::from), [x, y, w, h], "{case:?}");
+        }
+    }
+
+    #[test]
+    fn random_crops_have_the_areas_aspects_and_places_that_were_asked_for() {
+        const N: u64 = 4000;
+        let (width, height) = (2000.0, 1500.0);
+        let (mut area, mut aspect, mut to_right, mut to_bottom) = (0.0, 0.0, 0.0, 0.0);
+        for index in 0..N {
+            let crop = place(DEFAULT, [2000, 1500], [9, 9], index).crop().map(f64::from);
+            let [x, y, w, h] = crop;
+            assert!(x + w <= width && y + h <= height);
+            let (part, ratio) = (w * h / width / height, w / h);
+            assert!((0.0795..=1.0).contains(&part) && (0.748..1.336).contains(&ratio), "{crop:?}");
+            area += part;
+            aspect += ratio.ln();
+            to_right += (x + 0.5) / (width - w + 1.0);
+            to_bottom += (y + 0.5) / (height - h + 1.0);
+        }
+        // What 4,000 calls of torchvision's get_params give: 0.433 and 0.029, as the largest crops rarely fit.
+        let n = N as f64;
+        assert!((area / n - 0.433).abs() < 0.015, "{}", area / n);
+        assert!((aspect / n - 0.029).abs() < 0.02, "{}", aspect / n);
+        assert!((to_right / n - 0.5).abs() < 0.02 && (to_bottom / n - 0.5).abs() < 0.02);
+    }
+
+    #[test]
+    fn numbers_without_sense_are_refused() {
+        let crop = |scale, ratio| Fit::RandomResizedCrop { scale, ratio }.check();
+        assert!(crop((0.08, 1.0), (0.75, 1.3)).is_ok());
+        for (scale, ratio) in [
+            ((1.0, 0.5), (0.75, 1.3)),
+            ((0.0, 1.0), (0.75, 1.3)),
+            ((0.1, 1.5), (0.75, 1.3)),
+            ((0.1, 1.0), (1.3, 0.75)),
+            ((0.1, 1.0), (0.0, 0.75)),
+            ((f64::NAN, 1.0), (0.5, 0.75)),
+            ((0.1, 1.0), (0.5, f64::INFINITY)),
+        ] {
+            assert_eq!(
+                crop(scale, ratio).unwrap_err().kind(),
+                ErrorKind::InvalidConfig,
+                "{scale:?} {ratio:?}"
+            );
+        }
+        assert!(Fit::ResizeThenCenterCrop { short: 0 }.check().is_err());
+        let long = Fit::Stretch.place([LONGEST + 1, 1], [9, 9], &mut SampleRng::new(0, 0, 0));
+        assert_eq!(long.unwrap_err().kind(), ErrorKind::LimitExceeded);
+    }
+}
