@@ -225,3 +225,207 @@ fn flip<const N: usize>(row: &mut [u8], size: [u32; 2], place: Place, [horizonta
         }
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use super::super::fit::Fit;
+    use super::super::{Limits, codec};
+    use super::*;
+    use crate::random::SampleRng;
+
+    fn photograph(width: u32, height: u32) -> image::RgbImage {
+        image::RgbImage::from_fn(width, height, |x, y| {
+            let rough = (x * 7919 + y * 104_729 + x * y * 31) % 97;
+            image::Rgb([(x * 255 / width) as u8, (y * 255 / height) as u8, (rough * 2) as u8])
+        })
+    }
+
+    fn bmp(image: &image::RgbImage) -> Vec<u8> {
+        let mut out = std::io::Cursor::new(Vec::new());
+        image.write_to(&mut out, image::ImageFormat::Bmp).unwrap();
+        out.into_inner()
+    }
+
+    fn paint(bytes: &[u8], turn: Turn, geometry: Geometry, size: [u32; 2]) -> Vec<u8> {
+        let head = codec::head(bytes, Limits { bytes: 1 << 30, pixels: 1 << 30 }).unwrap();
+        let painting = Painting {
+            bytes,
+            head: &head,
+            color: Color::Rgb8,
+            turn,
+            geometry,
+            fill: 9,
+            lenient: false,
+            scaled: false,
+        };
+        let mut row = vec![0xee; (size[0] * size[1] * 3) as usize];
+        assert!(!Painter::default().paint(&painting, &mut row, size).unwrap());
+        row
+    }
+
+    /// Every orientation is compared with the whole image turned by the `image` crate.
+    #[test]
+    fn a_turned_image_is_the_upright_ones_row() {
+        let size = [23, 19];
+        let fits = [
+            Fit::Cover,
+            Fit::Stretch,
+            Fit::Letterbox { scale_up: true },
+            Fit::Letterbox { scale_up: false },
+            Fit::RandomCrop,
+            Fit::RandomResizedCrop { scale: (0.1, 0.6), ratio: (0.5, 2.0) },
+            Fit::ResizeThenCenterCrop { short: 15 },
+        ];
+        for (width, height) in [(41, 30), (12, 17), (23, 19)] {
+            let stored = photograph(width, height);
+            for exif in 1..=8 {
+                let mut upright = image::DynamicImage::from(stored.clone());
+                upright.apply_orientation(image::metadata::Orientation::from_exif(exif).unwrap());
+                let upright = upright.into_rgb8();
+                let turn = Turn::of(exif);
+                assert_eq!(turn.size([width, height]), [upright.width(), upright.height()]);
+                for (k, fit) in fits.iter().enumerate() {
+                    for flip in [[false; 2], [true, false], [true, true]] {
+                        let mut rng = SampleRng::new(1, 2, k as u64);
+                        let placed = fit.place(turn.size([width, height]), size, &mut rng).unwrap();
+                        let geometry = placed.flipped(flip, size);
+                        let turned = paint(&bmp(&stored), turn, geometry, size);
+                        let expected = paint(&bmp(&upright), Turn::default(), geometry, size);
+                        let worst = turned.iter().zip(&expected).map(|(a, b)| a.abs_diff(*b)).max();
+                        assert!(worst <= Some(1), "EXIF {exif}, {fit:?}, {flip:?}: differs by {worst:?}");
+                    }
+                }
+            }
+        }
+    }
+
+    fn random_rect(rng: &mut SampleRng, width: u32, height: u32) -> Rect {
+        let mut side = |n: u32| {
+            let length = 1 + rng.below(n.into()) as u32;
+            (rng.below(u64::from(n - length) + 1) as u32, length)
+        };
+        let ((x, width), (y, height)) = (side(width), side(height));
+        Rect { x, y, width, height }
+    }
+
+    /// A codec that gives no pixel outside of the region makes no difference.
+    #[test]
+    fn the_region_that_is_asked_for_is_enough() {
+        let image = photograph(90, 70);
+        let mut smaller = 0;
+        for k in 0..500 {
+            let mut rng = SampleRng::new(5, 0, k);
+            let crop = random_rect(&mut rng, 90, 70);
+            let inner = random_rect(&mut rng, 1000, 1000);
+            let along = |from: u32, size: u32, start: u32, length: u32| {
+                let unit = f64::from(size) / 1000.0;
+                [f64::from(from) + f64::from(start) * unit, f64::from(length) * unit]
+            };
+            let part = [
+                along(crop.x, crop.width, inner.x, inner.width),
+                along(crop.y, crop.height, inner.y, inner.height),
+            ];
+            let shown = [1 + rng.below(40) as u32, 1 + rng.below(40) as u32];
+            let region = needed(crop, part, shown);
+            smaller += usize::from(region != crop);
+            let cut = image::imageops::crop_imm(&image, region.x, region.y, region.width, region.height);
+            let cut = cut.to_image();
+            let resized = |image: &image::RgbImage, x, y| {
+                let (width, height) = image.dimensions();
+                let pixels = Pixels { bytes: image.as_raw(), width, height, x, y, shrink: 1, partial: false };
+                let mut out = vec![0; (shown[0] * shown[1] * 3) as usize];
+                let place = Place { x: 0, y: 0, size: shown };
+                resize::<U8x3>(&mut Resizer::new(), &pixels, crop, part, &mut out, shown, place).unwrap();
+                out
+            };
+            assert!(
+                resized(&image, 0, 0) == resized(&cut, region.x, region.y),
+                "{crop:?} {part:?} {shown:?}"
+            );
+        }
+        assert!(smaller > 250, "{smaller} of 500 regions were smaller than their crop");
+    }
+
+    /// At half, a quarter and an eighth of the size, whatever the crop's place, nothing moves.
+    #[test]
+    fn scaled_decoding_moves_nothing() {
+        const SLOPE: u32 = 2;
+        let (width, height) = (101, 87);
+        let full = image::RgbImage::from_fn(width, height, |x, y| {
+            image::Rgb([(x * SLOPE) as u8, (y * SLOPE) as u8, ((x + y) * SLOPE / 2) as u8])
+        });
+        for by in [2, 4, 8] {
+            // As libjpeg: the mean of each square, those at the edge go on as they end.
+            let small = image::RgbImage::from_fn(width.div_ceil(by), height.div_ceil(by), |x, y| {
+                let middle = |v: u32| (f64::from(v) + 0.5) * f64::from(by) - 0.5;
+                let [x, y] = [middle(x), middle(y)];
+                let slope = f64::from(SLOPE);
+                image::Rgb([x * slope, y * slope, (x + y) * slope / 2.0].map(|v| v.round() as u8))
+            });
+            for k in 0..200 {
+                let mut rng = SampleRng::new(6, by.into(), k);
+                let crop = random_rect(&mut rng, width, height);
+                let target = [crop.width / by, crop.height / by];
+                if target[0] < 4 || target[1] < 4 {
+                    continue;
+                }
+                let part = [[crop.x.into(), crop.width.into()], [crop.y.into(), crop.height.into()]];
+                let resized = |image: &image::RgbImage, shrink| {
+                    let (width, height) = image.dimensions();
+                    let pixels =
+                        Pixels { bytes: image.as_raw(), width, height, x: 0, y: 0, shrink, partial: false };
+                    let mut out = vec![0; (target[0] * target[1] * 3) as usize];
+                    let place = Place { x: 0, y: 0, size: target };
+                    resize::<U8x3>(&mut Resizer::new(), &pixels, crop, part, &mut out, target, place)
+                        .unwrap();
+                    image::RgbImage::from_raw(target[0], target[1], out).unwrap()
+                };
+                let (a, b) = (resized(&full, 1), resized(&small, by));
+                for (x, y, pixel) in a.enumerate_pixels() {
+                    // At the edges the filters end at other places.
+                    if x > 0 && y > 0 && x + 1 < target[0] && y + 1 < target[1] {
+                        let worst = (0..3).map(|c| pixel[c].abs_diff(b.get_pixel(x, y)[c])).max();
+                        // Half a pixel of the small image would be `by`; a few taps don't keep a slope exactly.
+                        assert!(worst <= Some(by as u8 / 2), "1/{by} of {crop:?} at {x}, {y}: {worst:?}");
+                    }
+                }
+            }
+        }
+    }
+
+    #[test]
+    fn a_fraction_is_taken_where_the_target_is_not_larger() {
+        let by = |crop: [u32; 2], target: [u32; 2]| {
+            let mut rng = SampleRng::new(0, 0, 0);
+            shrink(&Fit::Stretch.place(crop, target, &mut rng).unwrap())
+        };
+        assert_eq!(by([1280, 720], [640, 360]), 2);
+        assert_eq!(by([1280, 720], [640, 361]), 1);
+        assert_eq!(by([1280, 720], [160, 90]), 8);
+        assert_eq!(by([1280, 720], [161, 90]), 4);
+        assert_eq!(by([1, 1], [1, 1]), 1);
+    }
+
+    #[test]
+    fn pixels_that_the_head_did_not_promise_are_an_error_not_a_panic() {
+        let image = photograph(10, 10);
+        let pixels = |width, height, x, shrink| Pixels {
+            bytes: image.as_raw(),
+            width,
+            height,
+            x,
+            y: 0,
+            shrink,
+            partial: false,
+        };
+        let crop = Rect { x: 0, y: 0, width: 50, height: 50 };
+        for pixels in [pixels(10, 10, 60, 1), pixels(0, 0, 0, 1), pixels(20, 20, 0, 1), pixels(10, 10, 40, 8)]
+        {
+            let mut out = [0; 75];
+            let place = Place { x: 0, y: 0, size: [5, 5] };
+            let part = [[0.0, 50.0]; 2];
+            let result = resize::<U8x3>(&mut Resizer::new(), &pixels, crop, part, &mut out, [5, 5], place);
+            assert_eq!(result.unwrap_err().kind(), ErrorKind::Corrupt);
+        }
+    }
+}
