@@ -6,7 +6,7 @@ writes tests/data/pillow/: inputs and expected rows as PNG, and cases.json, whic
 versions. CROPS are those that `Image::random_resized_crop` draws for seed 3, epoch 0, as the test that asks for them
 prints: x,y,width,height;x,y,width,height;...
 
-Resizing, crops and their arithmetic are torchvision's own functions on Pillow images. Ultralytics' LetterBox (auto=False,
+Resizing, crops and their arithmetic are torchvision's own functions on Pillow images. LetterBox of Ultralytics 8.4.190 (auto=False,
 center=True) is written out here from its formulas, resized by Pillow, whose bilinear filter has antialiasing, where
 Ultralytics calls OpenCV, whose filter has none.
 """
@@ -42,13 +42,13 @@ def photograph(width, height, seed):
 
 
 def letterbox(width, height, to_width, to_height, scale_up):
-    """Ultralytics' LetterBox.__call__: the resized size, and left and top."""
+    """Ultralytics' LetterBox.get_params: the resized size, and left and top."""
     r = min(to_height / height, to_width / width)
     if not scale_up:
         r = min(r, 1.0)
-    new = int(round(width * r)), int(round(height * r))
+    new = max(round(width * r), 1), max(round(height * r), 1)
     dw, dh = (to_width - new[0]) / 2, (to_height - new[1]) / 2
-    return [*new, int(round(dw - 0.1)), int(round(dh - 0.1))]
+    return [*new, round(dw - 0.1), round(dh - 0.1)]
 
 
 def resized_then_cropped(width, height, short, crop):
@@ -108,7 +108,6 @@ def main():
             [*size, *out, int(up), *letterbox(*size, *out, up)]
             for size, out in zip(sizes, outs)
             for up in [bool(rng.integers(2))]
-            if min(letterbox(*size, *out, up)[:2]) > 0  # OpenCV refuses the others
         ],
         "fallback": [
             [width, height, x, y, w, h]
