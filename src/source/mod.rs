@@ -5,6 +5,7 @@
 //! | values in memory | [`from_vec`] |
 //! | made by a function of the index | [`from_fn`] |
 //! | fixed-size records in one or many files | [`RecordFile`] |
+//! | images with boxes: YOLO label files, COCO annotations | [`Detection`] (feature `image`) |
 //! | what an iterator gives, in its order | [`from_iter`], [`try_from_iter`]; opened anew: [`from_iter_fn`], [`try_from_iter_fn`] |
 //!
 //! [`SourceExt`] and [`concat()`] select from sources and join them; what they make is a source again.
@@ -14,6 +15,8 @@ mod contract;
 
 mod bundle;
 mod concat;
+#[cfg(feature = "image")]
+mod detection;
 mod files;
 mod function;
 mod memory;
@@ -32,6 +35,11 @@ use std::sync::Arc;
 
 pub use bundle::Bundle;
 pub use concat::{Concat, concat};
+#[cfg(all(feature = "image", fuzzing))]
+#[doc(hidden)]
+pub use detection::fuzzing as detection_fuzzing;
+#[cfg(feature = "image")]
+pub use detection::{BadLabel, Detection, DetectionCounts, DetectionOptions, OnBadLabel};
 pub use function::{Function, from_fn};
 pub use memory::{Memory, from_vec};
 pub use picture::{LabelBox, Labels, Picture, PictureRecord, Pictures, Unit};
