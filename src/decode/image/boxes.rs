@@ -142,3 +142,94 @@ impl ImageCounts {
         }
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use proptest::prelude::*;
+
+    use super::super::fit::Fit;
+    use super::*;
+    use crate::random::SampleRng;
+
+    fn fit() -> impl Strategy<Value = Fit> {
+        prop_oneof![
+            Just(Fit::Cover),
+            Just(Fit::Stretch),
+            Just(Fit::RandomCrop),
+            any::<bool>().prop_map(|scale_up| Fit::Letterbox { scale_up }),
+            (1u32..300).prop_map(|short| Fit::ResizeThenCenterCrop { short }),
+            Just(Fit::RandomResizedCrop { scale: (0.01, 1.0), ratio: (0.2, 5.0) }),
+        ]
+    }
+
+    proptest! {
+        #[test]
+        fn what_is_kept_lies_in_the_row_and_nothing_is_lost_uncounted(
+            fit in fit(),
+            image in [1u32..2000, 1u32..2000],
+            size in [1u32..300, 1u32..300],
+            corners in proptest::collection::vec(any::<[i16; 4]>(), 0..20),
+            flip in any::<[bool; 2]>(),
+            min_visibility in 0f32..1.0,
+            min_size in 0f32..20.0,
+            seed in any::<u64>(),
+        ) {
+            let mut rng = SampleRng::new(seed, 0, 0);
+            let geometry = fit.place(image, size, &mut rng).unwrap().flipped(flip, size);
+            // From a tenth before the image to a tenth behind it.
+            let at = |v: i16| (f32::from(v) / 65536.0 + 0.5) * 1.2 - 0.1;
+            let labels: Vec<LabelBox> =
+                corners.iter().map(|c| LabelBox { class: 3, corners: c.map(at) }).collect();
+            let rules = BoxRules { format: BoxFormat::Corners, min_size, min_visibility };
+            let (mut out, mut centres) = (Vec::new(), Vec::new());
+            let tally = rules.apply(&labels, Unit::Fractions, &geometry, size, &mut out);
+            prop_assert_eq!(tally.kept + tally.dropped, labels.len() as u64);
+            prop_assert_eq!(tally.kept as usize * VALUES, out.len());
+            prop_assert!(tally.clipped <= tally.kept);
+            let [width, height] = size.map(|v| v as f32);
+            for kept in out.chunks_exact(VALUES) {
+                let &[class, x0, y0, x1, y1] = kept else { unreachable!() };
+                prop_assert_eq!(class, 3.0);
+                prop_assert!(0.0 <= x0 && x0 <= x1 && x1 <= width, "{:?}", kept);
+                prop_assert!(0.0 <= y0 && y0 <= y1 && y1 <= height, "{:?}", kept);
+                prop_assert!(x1 - x0 >= min_size - 1e-3 && y1 - y0 >= min_size - 1e-3);
+            }
+            let rules = BoxRules { format: BoxFormat::Center, ..rules };
+            prop_assert_eq!(rules.apply(&labels, Unit::Fractions, &geometry, size, &mut centres), tally);
+            for (corners, centre) in out.chunks_exact(VALUES).zip(centres.chunks_exact(VALUES)) {
+                let &[_, cx, cy, w, h] = centre else { unreachable!() };
+                let back = [cx - w / 2.0, cy - h / 2.0, cx + w / 2.0, cy + h / 2.0];
+                let sizes = [width, height, width, height];
+                for k in 0..4 {
+                    prop_assert!((back[k] * sizes[k] - corners[k + 1]).abs() < 1e-2);
+                }
+            }
+        }
+
+        /// The share of a box that is visible, counted in pixels of the image, is what is compared with the bound.
+        #[test]
+        fn a_box_is_kept_where_enough_of_it_is_visible(
+            x in 0u32..90,
+            y in 0u32..90,
+            w in 1u32..10,
+            h in 1u32..10,
+            crop in [0u32..50, 0u32..50],
+            bound in 1u32..10,
+        ) {
+            // A window of 50 × 50 of an image of 100 × 100, not resized.
+            let rect = super::super::codec::Rect { x: crop[0], y: crop[1], width: 50, height: 50 };
+            let target = super::super::geometry::Target { x: 0, y: 0, width: 50, height: 50 };
+            let geometry = Geometry { image: [100, 100], crop: rect, target, flip: [false; 2] };
+            let seen = (x..x + w).filter(|v| (crop[0]..crop[0] + 50).contains(v)).count()
+                * (y..y + h).filter(|v| (crop[1]..crop[1] + 50).contains(v)).count();
+            let (seen, all) = (seen as u32, w * h);
+            prop_assume!(seen * 10 != all * bound); // at the bound rounding decides
+            let min_visibility = bound as f32 / 10.0;
+            let rules = BoxRules { format: BoxFormat::Corners, min_size: 0.0, min_visibility };
+            let label = LabelBox { class: 0, corners: [x, y, x + w, y + h].map(|v| v as f32) };
+            let tally = rules.apply(&[label], Unit::Pixels, &geometry, [50, 50], &mut Vec::new());
+            prop_assert_eq!(tally.kept == 1, seen * 10 > all * bound);
+            prop_assert_eq!(tally.clipped == 1, tally.kept == 1 && seen < all);
+        }
+    }
+}
