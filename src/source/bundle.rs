@@ -21,6 +21,17 @@ pub struct Bundle {
     unit: Unit,
 }
 
+impl PartialEq for Bundle {
+    /// Whether both have the same key, members and labels, wherever their bytes lie.
+    fn eq(&self, other: &Self) -> bool {
+        let labels = |b: &Self| (b.class, b.unit);
+        self.key == other.key
+            && self.members().eq(other.members())
+            && labels(self) == labels(other)
+            && self.boxes == other.boxes
+    }
+}
+
 impl Bundle {
     /// What names the sample in its set: the path of its file, or the members' common name in a shard.
     pub fn key(&self) -> &str {
@@ -61,10 +72,26 @@ impl Bundle {
 
     /// Adds a member of `len` bytes, to be written in full by the caller: they are left from an earlier sample or zero.
     pub(super) fn add(&mut self, name: &str, len: usize) -> &mut [u8] {
+        let start = self.filled();
+        self.name(name, start..start + len);
+        self.room(len)
+    }
+
+    /// How many bytes there are, of members or not.
+    pub(super) fn filled(&self) -> usize {
+        self.bytes.len()
+    }
+
+    /// `len` bytes more that belong to no member yet, to be written in full by the caller.
+    pub(super) fn room(&mut self, len: usize) -> &mut [u8] {
         let start = self.bytes.len();
         self.bytes.resize(start + len, 0);
-        self.members.push((name.to_string(), start..start + len));
         &mut self.bytes[start..]
+    }
+
+    /// Makes a member of bytes that are there.
+    pub(super) fn name(&mut self, name: &str, range: Range<usize>) {
+        self.members.push((name.to_string(), range));
     }
 
     pub(super) fn set_class(&mut self, class: i64) {

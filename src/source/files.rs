@@ -20,7 +20,7 @@ const SLOTS: usize = 16;
 pub(super) struct Stamp {
     pub(super) bytes: u64,
     /// Nanoseconds since 1970.
-    modified: i64,
+    pub(super) modified: i64,
 }
 
 impl Stamp {

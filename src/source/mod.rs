@@ -6,6 +6,7 @@
 //! | made by a function of the index | [`from_fn`] |
 //! | fixed-size records in one or many files | [`RecordFile`] |
 //! | images with boxes: YOLO label files, COCO annotations | [`Detection`] (feature `image`) |
+//! | WebDataset tar shards, by index; plain, gzip or zstd in sequence | [`Shards`]; [`ShardStream`] (feature `tar`) |
 //! | what an iterator gives, in its order | [`from_iter`], [`try_from_iter`]; opened anew: [`from_iter_fn`], [`try_from_iter_fn`] |
 //!
 //! [`SourceExt`] and [`concat()`] select from sources and join them; what they make is a source again.
@@ -25,6 +26,8 @@ mod picture;
 mod read_ahead;
 mod record_file;
 mod sequence;
+#[cfg(feature = "tar")]
+mod shards;
 mod shuffle_buffer;
 mod subset;
 mod take;
@@ -45,6 +48,8 @@ pub use memory::{Memory, from_vec};
 pub use picture::{LabelBox, Labels, Picture, PictureRecord, Pictures, Unit};
 pub use record_file::{RecordFile, RecordLayout};
 pub use sequence::{Sequence, from_iter, from_iter_fn, try_from_iter, try_from_iter_fn};
+#[cfg(feature = "tar")]
+pub use shards::{OnDamage, ShardOptions, ShardReport, ShardStream, Shards, Skipped};
 pub use shuffle_buffer::ShuffleBuffer;
 pub use subset::Subset;
 pub use take::Take;
