@@ -5,6 +5,7 @@
 //! | values in memory | [`from_vec`] |
 //! | made by a function of the index | [`from_fn`] |
 //! | fixed-size records in one or many files | [`RecordFile`] |
+//! | images in folders, one a class | [`ImageFolder`] |
 //! | images with boxes: YOLO label files, COCO annotations | [`Detection`] (feature `image`) |
 //! | WebDataset tar shards, by index; plain, gzip or zstd in sequence | [`Shards`]; [`ShardStream`] (feature `tar`) |
 //! | what an iterator gives, in its order | [`from_iter`], [`try_from_iter`]; opened anew: [`from_iter_fn`], [`try_from_iter_fn`] |
@@ -20,6 +21,7 @@ mod concat;
 mod detection;
 mod files;
 mod function;
+mod image_folder;
 mod memory;
 mod path_list;
 mod picture;
@@ -31,7 +33,7 @@ mod shards;
 mod shuffle_buffer;
 mod subset;
 mod take;
-#[cfg(feature = "image")]
+mod walk;
 mod whole_files;
 
 use std::sync::Arc;
@@ -44,6 +46,7 @@ pub use detection::fuzzing as detection_fuzzing;
 #[cfg(feature = "image")]
 pub use detection::{BadLabel, Detection, DetectionCounts, DetectionOptions, OnBadLabel};
 pub use function::{Function, from_fn};
+pub use image_folder::{FolderReport, ImageFolder, ImageFolderOptions};
 pub use memory::{Memory, from_vec};
 pub use picture::{LabelBox, Labels, Picture, PictureRecord, Pictures, Unit};
 pub use record_file::{RecordFile, RecordLayout};
@@ -53,6 +56,7 @@ pub use shards::{OnDamage, ShardOptions, ShardReport, ShardStream, Shards, Skipp
 pub use shuffle_buffer::ShuffleBuffer;
 pub use subset::Subset;
 pub use take::Take;
+pub use walk::{LeftOut, SkipReason};
 
 use crate::error::{Error, ErrorKind, Place, Result};
 
