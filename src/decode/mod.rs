@@ -14,7 +14,7 @@ mod image;
 mod raw;
 
 #[cfg(feature = "image")]
-pub use image::{BoxFormat, Geometry, Image, ImageCounts, ImageScratch, OnTruncated, Orientation};
+pub use image::{BoxFormat, Geometry, Image, ImageCounts, ImageScratch, OnTruncated, Orientation, codec};
 pub use raw::Raw;
 
 /// Writes samples into their rows. Shared by all workers; what a worker needs for itself lives in `Scratch`.

@@ -1,7 +1,7 @@
 //! From an encoded image to its row of a batch.
 
 mod boxes;
-mod codec;
+pub mod codec;
 mod fit;
 mod geometry;
 mod orientation;

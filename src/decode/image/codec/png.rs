@@ -1,0 +1,102 @@
+//! PNG, all types, with checksums.
+
+use std::io::{Cursor, ErrorKind as Io};
+
+use image::metadata::Orientation;
+use png::{BitDepth, DecodeOptions, Decoder, DecodingError, Transformations};
+
+use super::{Head, Samples, Wish, same_size};
+use crate::error::{Error, ErrorKind, Result};
+
+const SIGNATURE: usize = 8;
+
+/// Width, height, orientation: from `IHDR` and from an `eXIf` before the pixels.
+pub(super) fn head(bytes: &[u8]) -> Result<(u32, u32, u8)> {
+    let short = || Error::new(ErrorKind::Truncated, "truncated PNG: the file ends before the image's data");
+    let (mut at, mut size, mut orientation) = (SIGNATURE, None, 1);
+    loop {
+        let rest = bytes.get(at..).ok_or_else(short)?;
+        let (length, rest) = rest.split_first_chunk().ok_or_else(short)?;
+        let length = u32::from_be_bytes(*length) as usize;
+        let (kind, rest) = rest.split_first_chunk::<4>().ok_or_else(short)?;
+        match (kind, size) {
+            (b"IHDR", None) if length == 13 => {
+                let number = |at: usize| Some(u32::from_be_bytes(*rest.get(at..)?.first_chunk()?));
+                let (Some(width), Some(height), true) = (number(0), number(4), rest.len() >= 17) else {
+                    return Err(short());
+                };
+                if width == 0 || height == 0 {
+                    return Err(corrupt(format!("its size is {width}x{height}")));
+                }
+                size = Some((width, height));
+            }
+            (_, None) => return Err(corrupt("it does not begin with a header of 13 bytes")),
+            (b"IDAT", Some((width, height))) => return Ok((width, height, orientation)),
+            (b"IEND", _) => return Err(corrupt("it has no image data")),
+            (b"eXIf", _) => {
+                let exif = rest.get(..length).and_then(Orientation::from_exif_chunk);
+                orientation = exif.map_or(1, Orientation::to_exif);
+            }
+            _ => {}
+        }
+        at += 12 + length;
+    }
+}
+
+/// Memory that is reused.
+#[derive(Debug, Default)]
+pub(super) struct Png {
+    raw: Vec<u8>,
+}
+
+impl Png {
+    /// Decodes the whole image into `out`, which is exactly as large; whether the file ended early.
+    pub(super) fn decode(&mut self, bytes: &[u8], head: &Head, wish: &Wish, out: &mut [u8]) -> Result<bool> {
+        let mut options = DecodeOptions::default();
+        options.set_ignore_checksums(false);
+        options.set_ignore_adler32(false);
+        options.set_skip_ancillary_crc_failures(true);
+        options.set_ignore_text_chunk(true);
+        options.set_ignore_iccp_chunk(true);
+        let mut decoder = Decoder::new_with_options(Cursor::new(bytes), options);
+        decoder.set_transformations(Transformations::EXPAND);
+        let mut reader = decoder.read_info().map_err(error)?;
+        let (width, height) = reader.info().size();
+        same_size(head, width, height)?;
+        let (color, depth) = reader.output_color_type();
+        let samples = Samples { channels: color.samples(), wide: depth == BitDepth::Sixteen };
+        let needed = reader.output_buffer_size().ok_or_else(|| corrupt("its size overflows"))?;
+        let direct = samples.are(wish.color);
+        if !direct {
+            self.raw.resize(needed, 0);
+        }
+        let raw = if direct { &mut *out } else { &mut self.raw[..] };
+        if wish.lenient {
+            raw.fill(0);
+        }
+        let partial = match reader.next_frame(raw).map_err(error) {
+            Ok(_) => false,
+            Err(e) if wish.lenient && e.kind() == ErrorKind::Truncated => true,
+            Err(e) => return Err(e),
+        };
+        if !direct {
+            samples.convert(&self.raw, wish.color, out);
+        }
+        Ok(partial)
+    }
+}
+
+fn corrupt(what: impl std::fmt::Display) -> Error {
+    Error::new(ErrorKind::Corrupt, format!("corrupt PNG: {what}"))
+}
+
+fn error(error: DecodingError) -> Error {
+    match &error {
+        DecodingError::IoError(e) if e.kind() == Io::UnexpectedEof => {
+            Error::new(ErrorKind::Truncated, "truncated PNG: the file ends before the last row")
+        }
+        DecodingError::LimitsExceeded => Error::new(ErrorKind::LimitExceeded, "a PNG with chunks over 64 MiB"),
+        _ => corrupt(&error),
+    }
+    .caused_by(error)
+}

@@ -1,0 +1,107 @@
+"""Makes tests/cases/small: images of all kinds and, in NAME.rgb, what Pillow decodes them to; of one, its luma in NAME.l.
+
+The files are committed; run this with Pillow (made with 11.3) to make them again.
+"""
+
+import pathlib
+import random
+import struct
+
+from PIL import Image, ImageCms
+
+here = pathlib.Path(__file__).parent / "small"
+here.mkdir(exist_ok=True)
+WIDTH, HEIGHT = 45, 37
+
+
+def picture(width=WIDTH, height=HEIGHT):
+    noise = random.Random(7)
+    image = Image.new("RGB", (width, height))
+    for y in range(height):
+        for x in range(width):
+            red, green, blue = 5 * x, 6 * y, 255 - 3 * x - 2 * y
+            if (x - 20) ** 2 + (y - 18) ** 2 < 100:
+                red, green, blue = 230, 200, 40
+            image.putpixel((x, y), tuple(max(0, min(255, c + noise.randrange(-6, 7))) for c in (red, green, blue)))
+    return image
+
+
+def decoded(path):
+    image = Image.open(path)
+    image.seek(0)
+    if image.mode == "I;16":
+        wide = image.tobytes()
+        low = bytes((v + 128) // 257 for (v,) in struct.iter_unpack("<H", wide))
+        gray = Image.frombytes("L", image.size, low)
+        return gray.convert("RGB").tobytes(), gray.tobytes()
+    if image.mode in ("LA", "PA", "RGBA"):
+        # Alpha dropped: the stored colours.
+        gray = image.getchannel(0) if image.mode == "LA" else None
+        rgb = gray.convert("RGB") if gray else image.convert("RGBA").convert("RGB")
+    elif image.mode == "CMYK":
+        inks = image.tobytes()
+        product = lambda ink, k: ((255 - ink) * (255 - k) + 127) // 255
+        data = bytes(product(inks[i + c], inks[i + 3]) for i in range(0, len(inks), 4) for c in range(3))
+        rgb = Image.frombytes("RGB", image.size, data)
+    elif image.mode == "P":
+        rgb = image.convert("RGBA" if "transparency" in image.info else "RGB").convert("RGB")
+    else:
+        rgb = image.convert("RGB")
+    return rgb.tobytes(), rgb.convert("L").tobytes()
+
+
+rgb = picture()
+alpha = Image.linear_gradient("L").resize(rgb.size)
+rgba = rgb.copy()
+rgba.putalpha(alpha)
+flat = Image.new("RGB", (64, 64), (200, 30, 90))
+
+for name, image, options in [
+    ("444.jpg", rgb, dict(subsampling=0)),
+    ("422.jpg", rgb, dict(subsampling=1)),
+    ("420.jpg", rgb, dict(subsampling=2)),
+    ("optimized.jpg", rgb, dict(optimize=True, quality=95)),
+    ("rough.jpg", rgb, dict(quality=10)),
+    ("restart.jpg", rgb, dict(subsampling=2, restart_marker_blocks=2)),
+    ("restart_rows.jpg", picture(32, 160), dict(subsampling=0, restart_marker_rows=1)),
+    ("progressive.jpg", rgb, dict(progressive=True, subsampling=2)),
+    ("progressive_444.jpg", rgb, dict(progressive=True, subsampling=0, quality=95)),
+    ("progressive_gray.jpg", rgb.convert("L"), dict(progressive=True)),
+    ("progressive_restart.jpg", rgb, dict(progressive=True, restart_marker_blocks=3)),
+    ("gray.jpg", rgb.convert("L"), {}),
+    ("rgb.jpg", rgb, dict(keep_rgb=True)),
+    ("cmyk.jpg", rgb.convert("CMYK"), {}),
+    ("progressive_cmyk.jpg", rgb.convert("CMYK"), dict(progressive=True)),
+    ("flat.jpg", flat, {}),
+    ("flat_narrow.jpg", flat.crop((0, 0, 8, 64)), {}),
+    ("flat_gray.jpg", flat.convert("L"), {}),
+    ("one.jpg", rgb.crop((0, 0, 1, 1)), {}),
+    ("profile.jpg", rgb, dict(icc_profile=ImageCms.ImageCmsProfile(ImageCms.createProfile("sRGB")).tobytes())),
+    ("rgb.png", rgb, {}),
+    ("rgba.png", rgba, {}),
+    ("gray.png", rgb.convert("L"), {}),
+    ("gray_alpha.png", rgba.convert("LA"), {}),
+    ("palette.png", rgb.quantize(40), {}),
+    ("palette_2.png", rgb.quantize(4), dict(bits=2)),
+    ("palette_1.png", rgb.quantize(2), dict(bits=1)),
+    ("bits.png", rgb.convert("1"), {}),
+    ("gray_16.png", Image.frombytes("I;16", (WIDTH, HEIGHT), random.Random(3).randbytes(2 * WIDTH * HEIGHT)), {}),
+    ("profile.png", rgb, dict(icc_profile=ImageCms.ImageCmsProfile(ImageCms.createProfile("sRGB")).tobytes())),
+    ("lossy.webp", rgb, dict(quality=80)),
+    ("lossless.webp", rgb, dict(lossless=True)),
+    ("alpha.webp", rgba, dict(lossless=True, exact=True)),
+    ("animated.webp", rgb, dict(save_all=True, append_images=[rgb.rotate(180)], lossless=True)),
+    ("rgb.bmp", rgb, {}),
+    ("gray.bmp", rgb.convert("L"), {}),
+    ("palette.bmp", rgb.quantize(40), {}),
+    ("bits.bmp", rgb.convert("1"), {}),
+    ("still.gif", rgb.quantize(40), {}),
+    ("animated.gif", rgb.quantize(40), dict(save_all=True, append_images=[rgb.rotate(180).quantize(40)])),
+    ("interlaced.gif", rgb.quantize(16), dict(interlace=1)),
+]:
+    path = here / name
+    image.save(path, **options)
+    data, gray = decoded(path)
+    (here / f"{name}.rgb").write_bytes(data)
+    if name == "rgb.png":
+        (here / f"{name}.l").write_bytes(gray)
