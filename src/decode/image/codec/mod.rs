@@ -1,5 +1,8 @@
 //! From the bytes of a file to pixels.
 
+#[cfg(feature = "turbojpeg")]
+mod turbo;
+
 use std::io::Cursor;
 
 use crate::error::{Error, ErrorKind, Result};
