@@ -33,6 +33,8 @@ mod format;
 mod jpeg;
 mod other;
 mod png;
+#[cfg(feature = "turbojpeg")]
+mod turbo;
 
 /// The formats that are read.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
