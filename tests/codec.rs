@@ -111,3 +111,20 @@ fn a_jpeg_that_is_cut_and_filled_up_is_never_whole() {
     }
     println!("{silent} of {total}");
 }
+
+#[test]
+fn probe_eoi() {
+    let (mut silent, mut total) = (0, 0);
+    for (name, bytes) in files(".jpg") {
+        let whole = decode(&bytes, Color::Rgb8, false).unwrap().0;
+        let start = bytes.windows(2).position(|w| w == [0xff, 0xda]).unwrap() + 14;
+        for length in start..bytes.len() {
+            let cut = [&bytes[..length], &[0xff, 0xd9]].concat();
+            if let Ok((pixels, false)) = decode(&cut, Color::Rgb8, false) {
+                if pixels != whole { println!("{name} {} {}", bytes.len() - length, difference(&pixels, &whole).1); silent += 1; }
+            }
+            total += 1;
+        }
+    }
+    println!("{silent} of {total}");
+}

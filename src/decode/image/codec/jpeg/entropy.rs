@@ -39,7 +39,7 @@ pub(super) fn examine(bytes: &[u8]) -> Result<Verdict> {
         }
         Ok(verdict == Verdict::Whole)
     })?;
-    Ok(match (verdict, coverage.missing(&outline.frame, outline.eoi)) {
+    Ok(match (verdict, coverage.missing(&outline.frame)) {
         (Verdict::Whole, Some(what)) => Verdict::Short(what),
         (Verdict::Whole, None) if padded => Verdict::Padded,
         (verdict, _) => verdict,
@@ -75,14 +75,15 @@ impl Coverage {
         self.twice
     }
 
-    /// What is missing. A file that says where it ends may leave out detail: the standard allows it.
-    pub(super) fn missing(&self, frame: &Frame, eoi: bool) -> Option<String> {
+    /// What is missing. The standard lets a progressive file leave out detail, but no encoder does; who cuts one and sets an end
+    /// marker behind makes such files.
+    pub(super) fn missing(&self, frame: &Frame) -> Option<String> {
         let parts = || self.low.iter().take(frame.parts().len()).enumerate();
         if let Some((part, _)) = parts().find(|(_, low)| low[0] == 255) {
             return Some(format!("there is no scan of component {part}"));
         }
-        let detail = parts().find(|(_, low)| low.iter().any(|l| *l > 0));
-        detail.filter(|_| !eoi).map(|(part, _)| format!("scans that refine component {part} are missing"))
+        let (part, _) = parts().find(|(_, low)| low.iter().any(|l| *l > 0))?;
+        Some(format!("scans that refine component {part} are missing"))
     }
 }
 
