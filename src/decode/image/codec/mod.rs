@@ -22,10 +22,13 @@
 //!
 //! # Files that are not whole
 //! A file that ends early is an error, [`ErrorKind::Truncated`], whatever comes where it ends: nothing, zeros, another file. With
-//! [`Wish::lenient`] JPEG and PNG give the pixels that were decoded, the rest gray (128) or black (0), or as the decoder guessed it, and
-//! [`Pixels::partial`] is set; WebP, BMP and GIF remain errors. The same bytes always give the same pixels. A JPEG that lacks its end marker
-//! alone is whole. PNG is checked by its checksums, those of chunks that don't matter for the pixels excepted. JPEG, WebP, BMP and GIF have none:
-//! bytes that were changed in the middle show only where the codes stop making sense.
+//! [`Wish::lenient`] a JPEG whose headers are there gives the pixels that were decoded, the rest gray or as the decoder guessed it, and
+//! [`Pixels::partial`] is set; the other formats remain errors. The same bytes always give the same pixels. A JPEG that lacks its end marker
+//! alone is whole. So is one with bytes behind its end marker.
+//!
+//! PNG has checksums; those of chunks that don't matter for the pixels may be wrong. JPEG, WebP, BMP and GIF have none:
+//! bytes that were changed in the middle show only where the codes stop making sense. What a cut JPEG can hide: where an end marker was set behind
+//! the cut, up to 30 missing bytes of a sequential file, or the end of the last refinement of a progressive one.
 
 use crate::error::{Error, ErrorKind, Result};
 
@@ -192,7 +195,8 @@ pub struct Pixels<'a> {
 pub fn head(bytes: &[u8], limits: Limits) -> Result<Head> {
     let format = Format::of(bytes)?;
     if bytes.len() as u64 > limits.bytes {
-        let what = format!("a {} file of {} bytes, over the limit of {}", format.name(), bytes.len(), limits.bytes);
+        let what =
+            format!("a {} file of {} bytes, over the limit of {}", format.name(), bytes.len(), limits.bytes);
         return Err(Error::new(ErrorKind::LimitExceeded, what));
     }
     let (width, height, orientation) = match format {
@@ -203,7 +207,8 @@ pub fn head(bytes: &[u8], limits: Limits) -> Result<Head> {
     let pixels = u64::from(width) * u64::from(height);
     if pixels > limits.pixels {
         let name = format.name();
-        let what = format!("a {name} of {width}x{height}, {pixels} pixels, over the limit of {}", limits.pixels);
+        let what =
+            format!("a {name} of {width}x{height}, {pixels} pixels, over the limit of {}", limits.pixels);
         return Err(Error::new(ErrorKind::LimitExceeded, what));
     }
     Ok(Head { format, width, height, orientation })
@@ -270,7 +275,7 @@ impl Codec {
     fn all(&mut self, bytes: &[u8], head: &Head, wish: &Wish, out: &mut [u8]) -> Result<bool> {
         match head.format {
             Format::Jpeg => self.jpeg.decode(bytes, head, wish, out),
-            Format::Png => self.png.decode(bytes, head, wish, out),
+            Format::Png => self.png.decode(bytes, head, wish, out).map(|()| false),
             _ => self.other.decode(bytes, head, wish, out).map(|()| false),
         }
     }

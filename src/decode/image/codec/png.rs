@@ -50,8 +50,8 @@ pub(super) struct Png {
 }
 
 impl Png {
-    /// Decodes the whole image into `out`, which is exactly as large; whether the file ended early.
-    pub(super) fn decode(&mut self, bytes: &[u8], head: &Head, wish: &Wish, out: &mut [u8]) -> Result<bool> {
+    /// Decodes the whole image into `out`, which is exactly as large.
+    pub(super) fn decode(&mut self, bytes: &[u8], head: &Head, wish: &Wish, out: &mut [u8]) -> Result<()> {
         let mut options = DecodeOptions::default();
         options.set_ignore_checksums(false);
         options.set_ignore_adler32(false);
@@ -71,18 +71,11 @@ impl Png {
             self.raw.resize(needed, 0);
         }
         let raw = if direct { &mut *out } else { &mut self.raw[..] };
-        if wish.lenient {
-            raw.fill(0);
-        }
-        let partial = match reader.next_frame(raw).map_err(error) {
-            Ok(_) => false,
-            Err(e) if wish.lenient && e.kind() == ErrorKind::Truncated => true,
-            Err(e) => return Err(e),
-        };
+        reader.next_frame(raw).map_err(error)?;
         if !direct {
             samples.convert(&self.raw, wish.color, out);
         }
-        Ok(partial)
+        Ok(())
     }
 }
 
@@ -95,7 +88,9 @@ fn error(error: DecodingError) -> Error {
         DecodingError::IoError(e) if e.kind() == Io::UnexpectedEof => {
             Error::new(ErrorKind::Truncated, "truncated PNG: the file ends before the last row")
         }
-        DecodingError::LimitsExceeded => Error::new(ErrorKind::LimitExceeded, "a PNG with chunks over 64 MiB"),
+        DecodingError::LimitsExceeded => {
+            Error::new(ErrorKind::LimitExceeded, "a PNG with chunks over 64 MiB")
+        }
         _ => corrupt(&error),
     }
     .caused_by(error)

@@ -39,7 +39,7 @@ pub(super) fn examine(bytes: &[u8]) -> Result<Verdict> {
         }
         Ok(verdict == Verdict::Whole)
     })?;
-    Ok(match (verdict, coverage.missing(&outline.frame, outline.eoi)) {
+    Ok(match (verdict, coverage.missing(&outline.frame)) {
         (Verdict::Whole, Some(what)) => Verdict::Short(what),
         (Verdict::Whole, None) if padded => Verdict::Padded,
         (verdict, _) => verdict,
@@ -75,14 +75,15 @@ impl Coverage {
         self.twice
     }
 
-    /// What is missing. A file that says where it ends may leave out detail: the standard allows it.
-    pub(super) fn missing(&self, frame: &Frame, eoi: bool) -> Option<String> {
+    /// What is missing. The standard lets a progressive file leave out detail, but no encoder does; who cuts one and sets an end
+    /// marker behind makes such files.
+    pub(super) fn missing(&self, frame: &Frame) -> Option<String> {
         let parts = || self.low.iter().take(frame.parts().len()).enumerate();
         if let Some((part, _)) = parts().find(|(_, low)| low[0] == 255) {
             return Some(format!("there is no scan of component {part}"));
         }
-        let detail = parts().find(|(_, low)| low.iter().any(|l| *l > 0));
-        detail.filter(|_| !eoi).map(|(part, _)| format!("scans that refine component {part} are missing"))
+        let (part, _) = parts().find(|(_, low)| low.iter().any(|l| *l > 0))?;
+        Some(format!("scans that refine component {part} are missing"))
     }
 }
 
@@ -139,7 +140,9 @@ impl Walker {
             done += count;
             let left = bits.bytes_left();
             if left > 0 && (done < mcus || piece[piece.len() - left..].iter().any(|b| *b != 0)) {
-                return Verdict::Corrupt(format!("{left} bytes follow the last code of MCU {done} of {mcus}"));
+                return Verdict::Corrupt(format!(
+                    "{left} bytes follow the last code of MCU {done} of {mcus}"
+                ));
             }
             padded |= left > 0 || !bits.filled_with_ones();
             match rest {
@@ -199,7 +202,13 @@ impl Walker {
         Ok(())
     }
 
-    fn block(&self, bits: &mut Bits<'_>, dc_only: bool, high: u8, tables: (usize, usize)) -> Result<(), Flaw> {
+    fn block(
+        &self,
+        bits: &mut Bits<'_>,
+        dc_only: bool,
+        high: u8,
+        tables: (usize, usize),
+    ) -> Result<(), Flaw> {
         if dc_only && high > 0 {
             return bits.skip(1);
         }
@@ -340,8 +349,7 @@ struct Table {
 
 impl Table {
     fn new(lengths: &[u8], values: &[u8]) -> Option<Self> {
-        let mut table =
-            Self { short: [0; 512], limit: [0; 17], offset: [0; 17], values: values.to_vec() };
+        let mut table = Self { short: [0; 512], limit: [0; 17], offset: [0; 17], values: values.to_vec() };
         let (mut code, mut at) = (0_u32, 0_usize);
         for (length, count) in (1_u32..=16).zip(lengths) {
             let slot = length as usize;
