@@ -175,8 +175,9 @@ impl Growing {
                 }
                 Ok(None) => return Ok(()),
                 Err(e) => {
-                    // Whether the last sample had more members is not known: it is whole if it has what the first has.
-                    if !self.last_is_like_the_first() {
+                    // Whether the last sample had more members is known behind an end mark only: else it is whole if it has
+                    // what the first has.
+                    if !walk.marked() && !self.last_is_like_the_first() {
                         self.drop_last();
                     }
                     return Err(e);

@@ -423,6 +423,10 @@ impl Input for Headers<'_> {
 
 #[cfg(test)]
 impl Shards {
+    pub(super) fn indices_are(&self) -> &[ShardIndex] {
+        &self.indices
+    }
+
     /// Bytes of memory that the indices take, and how many of them are keys.
     pub(super) fn index_memory(&self) -> (usize, usize) {
         let keys = self.indices.iter().map(|index| index.keys.len()).sum();

@@ -352,12 +352,13 @@ impl Open {
                         break;
                     }
                     Err(error) => {
-                        // Whether the sample had more members is not known: it is whole if it has what the first has.
+                        // Whether the sample had more members is known behind an end mark only: else it is whole if it has what the
+                        // first has.
                         let like_first = self
                             .first
                             .as_ref()
                             .is_some_and(|first| first.iter().all(|name| bundle.member(name).is_some()));
-                        if !bundle.key().is_empty() && (fault.is_some() || like_first) {
+                        if !bundle.key().is_empty() && (fault.is_some() || like_first || self.walk.marked()) {
                             self.damage = Some(error);
                             break;
                         }
@@ -383,6 +384,10 @@ impl Open {
             } else if key != self.key {
                 self.pending = Some(member);
                 break;
+            }
+            if let Some(found) = member.cut {
+                self.ended = true;
+                return self.damaged(walk::cut(&member, found));
             }
             total = total.saturating_add(member.bytes);
             let flaw = match member.kind {
@@ -437,9 +442,6 @@ fn take(
     field: &str,
     bundle: &mut Bundle,
 ) -> Result<()> {
-    if let Some(found) = member.cut {
-        return Err(walk::cut(member, found));
-    }
     let start = bundle.filled();
     let mut left = member.bytes;
     // As many as there are for certain, or a few more than there are.
