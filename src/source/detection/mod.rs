@@ -237,3 +237,6 @@ impl Pictures for Detection {
         record.picture()
     }
 }
+
+#[cfg(test)]
+mod tests;
