@@ -10,7 +10,7 @@ pub(super) const IMAGE_EXTENSIONS: [&str; 8] = ["jpg", "jpeg", "png", "webp", "b
 
 /// One sample as files hold it: a key, and members named by their extensions (`jpg`, `cls`, `json`), beside what the
 /// source itself knows of it. The record of sources of files; its memory is reused.
-#[derive(Debug, Clone, Default, PartialEq)]
+#[derive(Debug, Clone, Default)]
 pub struct Bundle {
     key: String,
     /// The members, one after another.
