@@ -36,8 +36,6 @@ mod format;
 mod jpeg;
 mod other;
 mod png;
-#[cfg(feature = "turbojpeg")]
-mod turbo;
 
 /// The formats that are read.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
@@ -218,6 +216,9 @@ pub fn head(bytes: &[u8], limits: Limits) -> Result<Head> {
 #[derive(Debug, Default)]
 pub struct Codec {
     pixels: Vec<u8>,
+    #[cfg(feature = "turbojpeg")]
+    jpeg: jpeg::Turbo,
+    #[cfg(not(feature = "turbojpeg"))]
     jpeg: jpeg::Zune,
     png: png::Png,
     other: other::Other,
@@ -230,6 +231,10 @@ impl Codec {
     /// As [`head`], and [`ErrorKind::Truncated`] where a file ends early, unless `wish.lenient`;
     /// [`ErrorKind::InvalidArgument`] where `head` is another file's.
     pub fn decode(&mut self, bytes: &[u8], head: &Head, wish: &Wish) -> Result<Pixels<'_>> {
+        #[cfg(feature = "turbojpeg")]
+        if head.format == Format::Jpeg {
+            return self.jpeg.decode(bytes, head, wish, &mut self.pixels);
+        }
         let mut pixels = std::mem::take(&mut self.pixels);
         pixels.resize(size(head, wish.color)?, 0);
         let partial = self.all(bytes, head, wish, &mut pixels);
@@ -251,6 +256,10 @@ impl Codec {
         out: &mut [u8],
         stride: usize,
     ) -> Result<bool> {
+        #[cfg(feature = "turbojpeg")]
+        if head.format == Format::Jpeg {
+            return self.jpeg.decode_into(bytes, head, wish, out, stride);
+        }
         let all = size(head, wish.color)?;
         let (row, rows) = (head.width as usize * wish.color.channels(), head.height as usize);
         let needed = stride.checked_mul(rows - 1).and_then(|n| n.checked_add(row));
@@ -274,6 +283,7 @@ impl Codec {
     /// Decodes the whole image into `out`, which is exactly as large.
     fn all(&mut self, bytes: &[u8], head: &Head, wish: &Wish, out: &mut [u8]) -> Result<bool> {
         match head.format {
+            #[cfg(not(feature = "turbojpeg"))]
             Format::Jpeg => self.jpeg.decode(bytes, head, wish, out),
             Format::Png => self.png.decode(bytes, head, wish, out).map(|()| false),
             _ => self.other.decode(bytes, head, wish, out).map(|()| false),

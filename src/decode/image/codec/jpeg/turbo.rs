@@ -2,152 +2,116 @@
 //!
 //! At 1/`shrink` an image of `n` columns has ⌈`n` / `shrink`⌉.
 //!
-//! What a file's faults do. libjpeg goes on after nearly all of them and tells of the first:
-//!
-//! | fault | strict | lenient |
-//! |---|---|---|
-//! | the end marker is missing, and nothing else | pixels | pixels |
-//! | the file ends within its data, or zeros fill it from there | `Truncated` | pixels, partial |
-//! | a scan ends early in a file with its end marker | `Corrupt` | pixels, partial |
-//! | bytes between segments, or behind the only scan; bytes behind the end marker; an unknown JFIF revision, Adobe transform or sequential scan's parameter | pixels | pixels |
-//! | anything else (a code that is none, restart markers out of order, a scan that doesn't fit) | `Corrupt` | `Corrupt` |
-//!
-//! The harmless ones are those where every block still comes from data of its own; libjpeg's other users read such files
-//! without a word. What lies behind the last row that is wanted is not looked at in a file that ends with its end marker.
-
-mod datastream;
+//! libjpeg goes on after nearly every fault and tells of the first: a harmless one, an unknown JFIF revision say, hides others.
+//! So whatever it warns of has the file's codes followed. What lies behind the last row that is wanted is not looked at in a
+//! file that nothing else speaks against.
 
 use std::ffi::{CStr, c_int, c_void};
 use std::ptr::NonNull;
 
 use turbojpeg_sys as tj;
 
-use self::datastream::Contents;
-use super::{Color, Rect, Wish};
+use super::super::{Color, Head, Pixels, Rect, Samples, Wish, same_size};
+use super::markers::Model;
+use super::{END, outline};
 use crate::error::{Error, ErrorKind, Result};
 
-/// More scans than any encoder writes: each one of a progressive file costs time for the whole image.
-const SCANS: c_int = 100;
-
-/// Where decoded pixels lie: the fields of [`super::Pixels`] but the bytes.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(super) struct Extent {
-    pub(super) width: u32,
-    pub(super) height: u32,
-    pub(super) x: u32,
-    pub(super) y: u32,
-    pub(super) shrink: u32,
-    pub(super) partial: bool,
-}
+/// What libjpeg's warnings begin with. An error behind a warning is told as one, but in its own words.
+const WARNINGS: [&str; 6] = [
+    "Corrupt JPEG data: ",
+    "Premature end of JPEG file",
+    "Inconsistent progression sequence",
+    "Unknown Adobe color transform",
+    "Warning: unknown JFIF revision",
+    "Invalid SOS parameters for sequential JPEG",
+];
 
 /// A decoder of JPEG files, and the memory that it reuses: one a worker.
 #[derive(Debug, Default)]
-pub(super) struct Turbo {
-    /// A file without its harmless faults.
-    mended: Vec<u8>,
-    /// Pixels of four inks.
-    inks: Vec<u8>,
+pub(in super::super) struct Turbo {
+    /// A file up to its image's end.
+    file: Vec<u8>,
+    /// Pixels in the colours of the file, where libjpeg does not convert them.
+    raw: Vec<u8>,
 }
 
 impl Turbo {
     /// Decodes `wish.region` and what lies around it into `out`, rows without gaps.
     ///
     /// # Errors
-    /// [`ErrorKind::Empty`], [`ErrorKind::Truncated`], [`ErrorKind::Corrupt`], [`ErrorKind::Unsupported`];
-    /// [`ErrorKind::LimitExceeded`] where a progressive file has too many scans; [`ErrorKind::InvalidArgument`] where the
-    /// region is not in the image.
-    pub(super) fn decode(&mut self, bytes: &[u8], wish: &Wish, out: &mut Vec<u8>) -> Result<Extent> {
-        self.run(bytes, wish, Some(wish.region), &mut Target::Grown(out))
+    /// As [`Codec::decode`](crate::decode::codec::Codec::decode); [`ErrorKind::InvalidArgument`] where the region is not in the
+    /// image.
+    pub(in super::super) fn decode<'a>(
+        &mut self,
+        bytes: &[u8],
+        head: &Head,
+        wish: &Wish,
+        out: &'a mut Vec<u8>,
+    ) -> Result<Pixels<'a>> {
+        let decoded = self.run(bytes, head, wish, Some(wish.region), &mut Target::Grown(out))?;
+        let Rect { x, y, width, height } = decoded.rect;
+        Ok(Pixels { bytes: out, width, height, x, y, shrink: wish.shrink, partial: decoded.partial })
     }
 
     /// Decodes the whole image at 1/`wish.shrink` of its size into `out`, whose rows are `stride` bytes apart; whether the
     /// file ended early.
     ///
     /// # Errors
-    /// As [`Turbo::decode`]; [`ErrorKind::InvalidArgument`] where `out` is too small; [`ErrorKind::Unsupported`] where the
-    /// file can't be decoded at a fraction.
-    pub(super) fn decode_into(
+    /// As [`Turbo::decode`]; [`ErrorKind::InvalidArgument`] where `out` is too small.
+    pub(in super::super) fn decode_into(
         &mut self,
         bytes: &[u8],
+        head: &Head,
         wish: &Wish,
         out: &mut [u8],
         stride: usize,
     ) -> Result<bool> {
-        Ok(self.run(bytes, wish, None, &mut Target::Given(out, stride))?.partial)
+        Ok(self.run(bytes, head, wish, None, &mut Target::Given(out, stride))?.partial)
     }
 
     fn run(
         &mut self,
         bytes: &[u8],
+        head: &Head,
         wish: &Wish,
         region: Option<Rect>,
         target: &mut Target<'_>,
-    ) -> Result<Extent> {
-        if bytes.is_empty() {
-            return Err(Error::new(ErrorKind::Empty, "an empty file"));
+    ) -> Result<Decoded> {
+        let outline = outline(bytes)?;
+        same_size(head, outline.frame.width.into(), outline.frame.height.into())?;
+        let model = outline.frame.model();
+        let mut whole = None;
+        if outline.suspicion.is_some() {
+            whole = Some(outline.examine(bytes, wish.lenient)?);
         }
-        let mut contents = None;
-        if !datastream::ends_whole(bytes) {
-            contents = Some(datastream::mend(bytes, &mut self.mended));
-        }
-        if contents.is_none_or(|contents| contents.ended) {
-            let decoded = decompress(bytes, wish, region, target, &mut self.inks)?;
+        if outline.eoi && whole != Some(false) {
+            let decoded = decompress(bytes, model, wish, region, target, &mut self.raw)?;
             match decoded.said {
-                Said::Nothing => return Ok(decoded.extent),
-                // A region that libjpeg refuses, where sampling factors are odd, is no fault of the file.
-                Said::Refusal(kind, text) if kind != ErrorKind::Corrupt || !decoded.is_cropped => {
-                    let contents = contents.unwrap_or_else(|| datastream::mend(bytes, &mut self.mended));
-                    return Err(refusal(contents, kind, text));
+                Said::Nothing => return Ok(decoded),
+                Said::Warning => {
+                    if whole.map_or_else(|| outline.examine(bytes, wish.lenient), Ok)? {
+                        return Ok(decoded);
+                    }
+                    whole = Some(false);
                 }
-                Said::Refusal(..) | Said::Warning(_) => {}
+                // A region that libjpeg refuses, where sampling factors are odd, is no fault of the file.
+                Said::Refusal(ErrorKind::Corrupt, _) if decoded.is_cropped => {}
+                Said::Refusal(kind, text) => return Err(Error::new(kind, text)),
             }
         }
-        // A first warning hides others, and what lies behind a region has not been read: all of it, mended.
-        let contents = contents.unwrap_or_else(|| datastream::mend(bytes, &mut self.mended));
-        let decoded = decompress(&self.mended, wish, None, target, &mut self.inks)?;
-        let partial = is_partial(contents, decoded.said)?;
-        if !partial || wish.lenient {
-            return Ok(Extent { partial, ..decoded.extent });
+        self.file.clear();
+        self.file.extend_from_slice(&bytes[..outline.end]);
+        self.file.extend_from_slice(&END);
+        let decoded = decompress(&self.file, model, wish, None, target, &mut self.raw)?;
+        if decoded.said == Said::Warning && whole.is_none() {
+            whole = Some(outline.examine(bytes, wish.lenient)?);
         }
-        Err(if contents.ended {
-            Error::new(ErrorKind::Corrupt, "JPEG data end early, before the end marker")
-        } else {
-            Error::new(ErrorKind::Truncated, "the JPEG file ends before its data do")
-        })
-    }
-}
-
-/// libjpeg's warnings where an end marker, the file's or its own, comes before the data are complete.
-const DATA_END_EARLY: [&str; 3] =
-    ["premature end of data segment", "Premature end of JPEG file", "found marker 0xd9 instead of RST"];
-
-/// Whether pixels are missing, by what libjpeg said of a mended file as a whole.
-fn is_partial(contents: Contents, said: Said) -> Result<bool> {
-    match said {
-        // Scans that have not come at all are nothing that libjpeg tells of.
-        Said::Nothing => Ok(!contents.ended && (!contents.complete || contents.arithmetic)),
-        Said::Warning(text) if DATA_END_EARLY.iter().any(|end| text.contains(end)) => Ok(true),
-        // Arithmetic data that end go on as zeros, which needn't be a code.
-        Said::Warning(text) if text.ends_with("bad arithmetic code") && !contents.ended => Ok(true),
-        // Behind the only scan nothing more can go wrong. Without an end marker they are what a cut file was filled with.
-        Said::Warning(text)
-            if text.ends_with("extraneous bytes before marker 0xd9")
-                && contents.scans == 1
-                && !contents.restarts =>
-        {
-            Ok(!contents.ended)
+        let partial = whole == Some(false);
+        match decoded.said {
+            Said::Refusal(ErrorKind::Corrupt, text) if partial => Err(Error::new(ErrorKind::Truncated, text)),
+            Said::Refusal(kind, text) => Err(Error::new(kind, text)),
+            Said::Warning | Said::Nothing => Ok(Decoded { partial, ..decoded }),
         }
-        Said::Warning(text) => Err(refusal(contents, ErrorKind::Corrupt, text)),
-        Said::Refusal(kind, text) => Err(refusal(contents, kind, text)),
-    }
-}
-
-fn refusal(contents: Contents, kind: ErrorKind, text: String) -> Error {
-    match kind {
-        ErrorKind::Corrupt if !contents.ended => {
-            Error::new(ErrorKind::Truncated, format!("the JPEG file ends early: {text}"))
-        }
-        kind => Error::new(kind, text),
     }
 }
 
@@ -187,88 +151,71 @@ impl Target<'_> {
 #[derive(Debug, PartialEq, Eq)]
 enum Said {
     Nothing,
-    /// There are pixels. Of several warnings this is the first.
-    Warning(String),
+    /// Something is odd, and there are pixels all the same.
+    Warning,
     Refusal(ErrorKind, String),
 }
 
 struct Decoded {
-    extent: Extent,
+    /// Of the scaled image.
+    rect: Rect,
     is_cropped: bool,
     said: Said,
+    partial: bool,
 }
 
 /// One pass over a file: `region` of it, or all.
 fn decompress(
     bytes: &[u8],
+    model: Model,
     wish: &Wish,
     region: Option<Rect>,
     target: &mut Target<'_>,
-    inks: &mut Vec<u8>,
+    raw: &mut Vec<u8>,
 ) -> Result<Decoded> {
     // A handle keeps the tables of the image before, and a file that lacks its own would get those: so each gets a new one.
     let mut handle = Handle::new()?;
-    let said = handle.read_header(bytes);
-    let (width, height) =
-        (handle.get(tj::TJPARAM_TJPARAM_JPEGWIDTH), handle.get(tj::TJPARAM_TJPARAM_JPEGHEIGHT));
-    if matches!(said, Said::Refusal(..)) || width < 1 || height < 1 {
-        let extent = Extent { width: 0, height: 0, x: 0, y: 0, shrink: 1, partial: false };
-        let said = match said {
-            Said::Refusal(..) => said,
-            Said::Nothing | Said::Warning(_) => {
-                Said::Refusal(ErrorKind::Corrupt, "a JPEG file without an image".into())
-            }
-        };
-        return Ok(Decoded { extent, is_cropped: false, said });
+    if let Said::Refusal(kind, text) = handle.read_header(bytes) {
+        return Err(Error::new(kind, text));
     }
-    let (width, height) = (width as u32, height as u32);
-    let bits = handle.get(tj::TJPARAM_TJPARAM_PRECISION);
-    if bits != 8 {
-        return Err(Error::new(ErrorKind::Unsupported, format!("a JPEG file of {bits} bits a sample")));
-    }
-    let is_lossless = handle.get(tj::TJPARAM_TJPARAM_LOSSLESS) == 1;
-    let shrink = if is_lossless { 1 } else { wish.shrink };
-    if shrink != wish.shrink && matches!(target, Target::Given(..)) {
-        let message = "a lossless JPEG file can't be decoded at a fraction of its size";
-        return Err(Error::new(ErrorKind::Unsupported, message));
-    }
+    let (width, height) = handle.size()?;
     handle.limit_memory(u64::from(width) * u64::from(height))?;
-    handle.scale(shrink)?;
-    let whole = Rect { x: 0, y: 0, width: width.div_ceil(shrink), height: height.div_ceil(shrink) };
+    handle.scale(wish.shrink)?;
+    let whole = Rect { x: 0, y: 0, width: width.div_ceil(wish.shrink), height: height.div_ceil(wish.shrink) };
     let mut rect = whole;
     if let Some(region) = region {
-        let wanted = scaled(region, width, height, shrink)?;
-        let mcu = handle.mcu_width().filter(|_| !is_lossless).map(|width| width.div_ceil(shrink));
-        if let Some(crop) = mcu.map(|mcu| with_margin(wanted, whole, mcu)).filter(|&crop| crop != whole) {
-            if handle.crop(crop) == Said::Nothing {
-                rect = crop;
-            }
+        let wanted = scaled(region, width, height, wish.shrink)?;
+        let mcu = handle.mcu_width().map(|width| width.div_ceil(wish.shrink));
+        let crop = mcu.map(|mcu| with_margin(wanted, whole, mcu)).filter(|&crop| crop != whole);
+        if let Some(crop) = crop.filter(|&crop| handle.crop(crop) == Said::Nothing) {
+            rect = crop;
         }
     }
-    let is_cropped = rect != whole;
-    let extent =
-        Extent { width: rect.width, height: rect.height, x: rect.x, y: rect.y, shrink, partial: false };
     let (columns, rows) = (rect.width as usize, rect.height as usize);
     let channels = wish.color.channels();
     let (out, stride) = target.rows(columns * channels, rows)?;
-    let space = handle.get(tj::TJPARAM_TJPARAM_COLORSPACE) as tj::TJCS;
-    let said = if matches!(space, tj::TJCS_TJCS_CMYK | tj::TJCS_TJCS_YCCK) {
-        let mut inks = Target::Grown(inks);
-        let (inks, pitch) = inks.rows(columns * 4, rows)?;
-        let said = handle.read_pixels(bytes, inks, pitch, rect, tj::TJPF_TJPF_CMYK)?;
-        let inverted = datastream::has_adobe_marker(bytes);
-        for (inks, out) in inks.chunks_exact(pitch).zip(out.chunks_mut(stride)) {
-            from_inks(inks, inverted, wish.color, out);
+    let (format, samples) = match (model, wish.color) {
+        (Model::Cmyk | Model::Ycck, _) => (tj::TJPF_TJPF_CMYK, 4),
+        (Model::Gray, Color::Gray8) => (tj::TJPF_TJPF_GRAY, 1),
+        _ => (tj::TJPF_TJPF_RGB, 3),
+    };
+    let said = if samples == channels {
+        handle.read_pixels(bytes, out, stride, rect, format)?
+    } else {
+        let mut raw = Target::Grown(raw);
+        let (raw, pitch) = raw.rows(columns * samples, rows)?;
+        let said = handle.read_pixels(bytes, raw, pitch, rect, format)?;
+        for (raw, out) in raw.chunks_exact_mut(pitch).zip(out.chunks_mut(stride)) {
+            if samples == 4 {
+                let n = to_light(raw);
+                Samples { channels: 3, wide: false }.convert(&raw[..n], wish.color, out);
+            } else {
+                Samples { channels: 3, wide: false }.convert(raw, wish.color, out);
+            }
         }
         said
-    } else {
-        let format = match wish.color {
-            Color::Rgb8 => tj::TJPF_TJPF_RGB,
-            Color::Gray8 => tj::TJPF_TJPF_GRAY,
-        };
-        handle.read_pixels(bytes, out, stride, rect, format)?
     };
-    Ok(Decoded { extent, is_cropped, said })
+    Ok(Decoded { rect, is_cropped: rect != whole, said, partial: false })
 }
 
 /// `region` of an image of `width` × `height` in the image at 1/`shrink`: all pixels that a part of it falls on.
@@ -291,18 +238,16 @@ fn with_margin(wanted: Rect, whole: Rect, mcu: u32) -> Rect {
     Rect { x, width: right - x, ..wanted }
 }
 
-/// A row of pixels from inks: (255 − ink)(255 − black) / 255.
-fn from_inks(inks: &[u8], inverted: bool, color: Color, out: &mut [u8]) {
-    let flip = if inverted { 0 } else { 255 };
-    for (inks, pixel) in inks.chunks_exact(4).zip(out.chunks_exact_mut(color.channels())) {
-        let [c, m, y, k] = [0, 1, 2, 3].map(|i| u32::from(inks[i] ^ flip));
-        let [r, g, b] = [c, m, y].map(|light| (light * k + 127) / 255);
-        match color {
-            Color::Rgb8 => pixel.copy_from_slice(&[r as u8, g as u8, b as u8]),
-            // Rec. 601 in 16-bit fixed point, as libjpeg makes gray of RGB.
-            Color::Gray8 => pixel[0] = ((19595 * r + 38470 * g + 7471 * b + 32768) >> 16) as u8,
+/// A row of inks, stored inverted, to red, green, blue in place: (255 − ink)(255 − black) / 255. How many bytes that is.
+fn to_light(inks: &mut [u8]) -> usize {
+    let pixels = inks.len() / 4;
+    for i in 0..pixels {
+        let k = u32::from(inks[4 * i + 3]);
+        for c in 0..3 {
+            inks[3 * i + c] = ((u32::from(inks[4 * i + c]) * k + 127) / 255) as u8;
         }
     }
+    pixels * 3
 }
 
 /// An instance of TurboJPEG for one file.
@@ -316,9 +261,18 @@ impl Handle {
             return Err(Error::new(ErrorKind::LimitExceeded, "no memory for a JPEG decoder"));
         };
         let mut handle = Self(handle);
-        handle.set(tj::TJPARAM_TJPARAM_SCANLIMIT, SCANS)?;
         handle.set(tj::TJPARAM_TJPARAM_SAVEMARKERS, 0)?;
         Ok(handle)
+    }
+
+    /// Width and height, once the header has been read.
+    fn size(&self) -> Result<(u32, u32)> {
+        let [width, height] =
+            [tj::TJPARAM_TJPARAM_JPEGWIDTH, tj::TJPARAM_TJPARAM_JPEGHEIGHT].map(|n| self.get(n));
+        match (u32::try_from(width), u32::try_from(height)) {
+            (Ok(width @ 1..), Ok(height @ 1..)) => Ok((width, height)),
+            _ => Err(Error::new(ErrorKind::Corrupt, "corrupt JPEG: there is no image in it")),
+        }
     }
 
     fn set(&mut self, parameter: tj::TJPARAM, value: c_int) -> Result<()> {
@@ -415,7 +369,8 @@ impl Handle {
     fn expect(&self, status: c_int) -> Result<()> {
         match self.said(status) {
             Said::Nothing => Ok(()),
-            Said::Warning(text) | Said::Refusal(_, text) => Err(Error::new(ErrorKind::InvalidArgument, text)),
+            Said::Warning => Ok(()),
+            Said::Refusal(_, text) => Err(Error::new(ErrorKind::InvalidArgument, text)),
         }
     }
 
@@ -429,20 +384,21 @@ impl Handle {
         // SAFETY: the text is the instance's or this thread's, ends with 0, and stays until the next call on this thread.
         let text = unsafe { CStr::from_ptr(tj::tj3GetErrorStr(self.0.as_ptr())) };
         let text = text.to_string_lossy().into_owned();
-        if code == tj::TJERR_TJERR_WARNING as c_int {
-            return Said::Warning(text);
+        if code == tj::TJERR_TJERR_WARNING as c_int
+            && WARNINGS.iter().any(|warning| text.starts_with(warning))
+        {
+            return Said::Warning;
         }
         let has = |parts: &[&str]| parts.iter().any(|part| text.contains(part));
-        let kind =
-            if has(&["image has more than", "Insufficient memory", "Backing store", "Memory allocation"]) {
-                ErrorKind::LimitExceeded
-            } else if has(&["Unsupported marker"]) {
-                ErrorKind::Corrupt
-            } else if has(&["Unsupported", "not supported", "not implemented", "colorspace"]) {
-                ErrorKind::Unsupported
-            } else {
-                ErrorKind::Corrupt
-            };
+        let kind = if has(&["Insufficient memory", "Backing store", "Memory allocation"]) {
+            ErrorKind::LimitExceeded
+        } else if has(&["Unsupported marker"]) {
+            ErrorKind::Corrupt
+        } else if has(&["Unsupported", "not supported", "not implemented", "colorspace"]) {
+            ErrorKind::Unsupported
+        } else {
+            ErrorKind::Corrupt
+        };
         Said::Refusal(kind, text)
     }
 }
