@@ -456,7 +456,7 @@ fn headers_that_claim_what_no_file_has_are_refused_without_memory() {
             let path = folder.put(name, &bytes);
             // The first sample's end was seen where the header is one of another key.
             let got = ShardStream::open(&path).map(|stream| kinds(in_sequence(&stream)));
-            let got = got.map_or_else(|e| vec![Err(e.kind())], |all| all);
+            let got = got.unwrap_or_else(|e| vec![Err(e.kind())]);
             // Of packed bytes only the limit on samples is known beforehand.
             let kind = if name == "x.tgz" && what == EntryType::Regular && size != u64::MAX {
                 ErrorKind::LimitExceeded
