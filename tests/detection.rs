@@ -193,6 +193,8 @@ fn every_row_is_counted_and_every_file_that_is_no_part_of_the_set() {
         ("labels/c.txt", "\n"),
         ("labels/gone.txt", &class(1)),
         ("labels/deep/a.txt", &class(1)),
+        ("labels/d.TXT", &class(1)),
+        ("images/caption.txt", "no label is looked for here"),
         ("labels/classes.txt", "x"),
     ]);
     let set = Detection::yolo(dir.path().join("images")).unwrap();
@@ -201,14 +203,14 @@ fn every_row_is_counted_and_every_file_that_is_no_part_of_the_set() {
     assert_eq!((counts.missing_labels, counts.empty_labels, counts.emptied), (1, 1, 1));
     assert_eq!((counts.duplicates, counts.no_area, counts.outside), (1, 2, 1));
     assert_eq!((counts.clipped, counts.rounded, counts.polygons), (1, 1, 1));
-    assert_eq!((counts.orphans, counts.other_files), (2, 2));
+    assert_eq!((counts.orphans, counts.other_files), (3, 3));
     assert_eq!(counts.per_class.iter().map(|(c, n)| (*c, *n)).collect::<Vec<_>>(), [(0, 2), (2, 1), (3, 1)]);
     let lines = [
         "4 images, 4 boxes of 3 classes (from 1 of class 2 to 2 of class 0)",
         "background: 1 images without labels, 1 with an empty label file, 1 whose rows were all dropped",
         "dropped rows: 2 without area, 1 outside the image, 1 duplicates",
         "changed boxes: 1 cut at the image's edge, 1 cut there by rounding, 1 made from polygons",
-        "beside them: 2 label files without an image, 2 files that are no image",
+        "beside them: 3 label files without an image, 3 files that are no image",
     ];
     assert_eq!(counts.to_string(), lines.join("\n"));
     let (boxes, unit) = set.boxes(0);

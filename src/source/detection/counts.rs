@@ -4,7 +4,7 @@ use std::collections::BTreeMap;
 use std::fmt;
 
 /// What was found in a detection set when it was opened, and what became of it. Every row that a label file or a list of annotations has is
-/// counted once: as a box, or as dropped for one reason.
+/// counted once: as a box, or as dropped for one reason. Of an image that is an error when read only the malformed rows are.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 #[non_exhaustive]
 pub struct DetectionCounts {

@@ -3,7 +3,7 @@
 use std::path::{Path, PathBuf};
 
 use super::data_yaml::{self, DataYaml};
-use super::listing::{Listing, is_image, listed};
+use super::listing::{self, Listing, is_image, listed};
 use crate::error::{Error, ErrorKind, Place, Result};
 
 /// A set as it lies on the disk.
@@ -30,6 +30,8 @@ pub(super) struct Yolo {
     pub(super) data: DataYaml,
 }
 
+/// A larger `data.yaml` or `classes.txt` is refused: it is something else.
+const TEXT: u64 = 16 << 20;
 const SPLITS: [&str; 4] = ["train", "val", "valid", "test"];
 
 fn error(kind: ErrorKind, path: &Path, text: impl Into<String>) -> Error {
@@ -37,7 +39,7 @@ fn error(kind: ErrorKind, path: &Path, text: impl Into<String>) -> Error {
 }
 
 fn read(path: &Path) -> Result<String> {
-    let bytes = std::fs::read(path).map_err(|e| Error::io(path, "the file can't be read", e))?;
+    let bytes = listing::read(path, TEXT)?;
     String::from_utf8(bytes).map_err(|_| error(ErrorKind::Corrupt, path, "the file is not UTF-8 text"))
 }
 
@@ -257,14 +259,15 @@ impl Yolo {
 
     fn walk(&self, folder: &Path, all: &mut Images) -> Result<()> {
         let listing = Listing::of(folder)?;
-        let labels = super::listing::label_folder(folder);
+        let labels = listing::label_folder(folder);
         let beside = labels == folder;
-        let elsewhere = if beside || !labels.is_dir() { None } else { Some(Listing::of(&labels)?) };
-        let texts = elsewhere.as_ref().map_or(&listing.texts, |listing| &listing.texts);
-        all.orphans.extend(listing.orphans(texts).into_iter().map(|text| labels.join(text)));
         all.others += listing.others;
-        if elsewhere.is_some() {
+        if beside {
+            all.orphans.extend(listing.orphans(&listing.texts).into_iter().map(|text| labels.join(text)));
+        } else {
             all.others += listing.texts.len() as u64; // beside the images, where no label is looked for
+            let texts = if labels.is_dir() { Listing::of(&labels)?.texts } else { Vec::new() };
+            all.orphans.extend(listing.orphans(&texts).into_iter().map(|text| labels.join(text)));
         }
         all.paths.extend(listing.images.iter().map(|image| folder.join(image)));
         Ok(())

@@ -2,18 +2,21 @@
 
 use std::ffi::OsStr;
 use std::fs::Metadata;
+use std::io::Read;
 use std::os::unix::ffi::OsStrExt;
 use std::os::unix::fs::MetadataExt;
 use std::path::{Component, Path, PathBuf};
 
-use crate::error::{Error, ErrorKind, Place, Result};
+use super::at;
+use crate::error::{Error, ErrorKind, Result};
 use crate::source::bundle::IMAGE_EXTENSIONS;
+use crate::source::files;
 
 /// The files below a folder, relative to it and sorted by the bytes of their paths.
 #[derive(Debug, Default)]
 pub(super) struct Listing {
     pub(super) images: Vec<PathBuf>,
-    /// Files that end with `.txt`.
+    /// Files that end with `.txt`, or with `.TXT`.
     pub(super) texts: Vec<PathBuf>,
     /// How many other files there are.
     pub(super) others: u64,
@@ -61,9 +64,8 @@ impl Listing {
                 Some(meta) => {
                     let this = identity(&meta);
                     if above.contains(&this) {
-                        let place = Place { path: Some(entry.path()), ..Place::default() };
                         let text = "the link leads back to a folder above it";
-                        return Err(Error::new(ErrorKind::Io, text).at(place));
+                        return Err(Error::new(ErrorKind::Io, text).at(at(&entry.path())));
                     }
                     above.push(this);
                     self.walk(root, &path, above)?;
@@ -85,7 +87,10 @@ impl Listing {
         let stems: std::collections::HashSet<PathBuf> =
             self.images.iter().map(|i| i.with_extension("")).collect();
         let orphan = |text: &&PathBuf| {
-            text.file_name() != Some(OsStr::new("classes.txt")) && !stems.contains(&text.with_extension(""))
+            // A label file is looked for by the extension `txt` as it stands, and `TXT` is another.
+            let read =
+                text.extension() == Some(OsStr::new("txt")) && stems.contains(&text.with_extension(""));
+            text.file_name() != Some(OsStr::new("classes.txt")) && !read
         };
         texts.iter().filter(orphan).collect()
     }
@@ -114,13 +119,28 @@ pub(super) fn label_folder(folder: &Path) -> PathBuf {
     }
 }
 
+/// Reads a regular file of at most `limit` bytes.
+///
+/// # Errors
+/// [`ErrorKind::Io`], [`ErrorKind::LimitExceeded`].
+pub(super) fn read(path: &Path, limit: u64) -> Result<Vec<u8>> {
+    let (file, stamp) = files::open(path)?;
+    if stamp.bytes > limit {
+        let text = format!("the file has {} bytes, the limit is {limit}", stamp.bytes);
+        return Err(Error::new(ErrorKind::LimitExceeded, text).at(at(path)));
+    }
+    let mut bytes = Vec::new();
+    file.take(limit).read_to_end(&mut bytes).map_err(|e| Error::io(path, "the file can't be read", e))?;
+    Ok(bytes)
+}
+
 /// The images that a text file lists, a path a line, and how many of its lines name no image of a format that is read. A path that is not absolute is relative to the list's
 /// folder, to `root`, or to the working directory: the first of them where the first image is.
 ///
 /// # Errors
 /// [`ErrorKind::Io`].
 pub(super) fn listed(list: &Path, root: &Path) -> Result<(Vec<PathBuf>, u64)> {
-    let text = std::fs::read(list).map_err(|e| Error::io(list, "the list of images can't be read", e))?;
+    let text = read(list, u64::MAX)?;
     let text = text.strip_prefix(b"\xef\xbb\xbf").unwrap_or(&text);
     let lines =
         text.split(|b| matches!(b, b'\n' | b'\r')).map(<[u8]>::trim_ascii).filter(|line| !line.is_empty());

@@ -123,7 +123,7 @@ impl Detection {
 
     /// The images in a folder and below it, sorted by path, with the labels that YOLO's tools would take: in the path of an image the last folder
     /// `images` becomes `labels`, and the extension `.txt`. Where there is no such folder the label files lie beside the images. Boxes are in
-    /// fractions of the image.
+    /// fractions of the image. Images whose names differ in the extension alone share a label file.
     ///
     /// A row is `class cx cy w h`, or `class x y x y x y …` for a polygon, of which the bounding box is taken. Between
     /// the values are blanks or single commas.

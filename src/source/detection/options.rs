@@ -1,6 +1,5 @@
 //! How a detection set is opened.
 
-use std::fs::File;
 use std::io::BufReader;
 use std::path::{Path, PathBuf};
 
@@ -10,7 +9,7 @@ use super::parsed::Parsed;
 use super::yolo::{BadRow, Rules};
 use super::{BadLabel, Detection, Found, at, coco, label_files, listing};
 use crate::error::{Error, ErrorKind, Result};
-use crate::source::Unit;
+use crate::source::{Unit, files};
 
 /// What becomes of malformed rows of labels: values that are no numbers or outside the image, classes that there are not, rows with
 /// too few or too many columns; in COCO, annotations of images or categories that there are not.
@@ -158,8 +157,7 @@ impl DetectionOptions {
     }
 
     fn open_coco(&self, annotations: &Path, folders: &[PathBuf]) -> Result<Detection> {
-        let file = File::open(annotations)
-            .map_err(|e| Error::io(annotations, "the annotations can't be opened", e))?;
+        let (file, _) = files::open(annotations)?;
         let coco = coco::parse(BufReader::with_capacity(1 << 20, file), self.crowd)
             .map_err(|e| e.at(at(annotations)))?;
         if coco.names.is_empty() {
