@@ -59,7 +59,9 @@ fn the_pixels_are_those_of_pillow() {
         assert!(most <= bound.0 && mean <= bound.1, "{name}: at most {most}, {mean} in the mean");
 
         let (gray, _) = decode(&bytes, Color::Gray8, false).unwrap();
-        let luma = |p: &[u8]| (19595 * u32::from(p[0]) + 38470 * u32::from(p[1]) + 7471 * u32::from(p[2]) + 32768) >> 16;
+        let luma = |p: &[u8]| {
+            (19595 * u32::from(p[0]) + 38470 * u32::from(p[1]) + 7471 * u32::from(p[2]) + 32768) >> 16
+        };
         assert!(gray.iter().map(|g| u32::from(*g)).eq(pixels.chunks_exact(3).map(luma)), "{name}");
     }
     let (gray, _) = decode(&std::fs::read(folder().join("rgb.png")).unwrap(), Color::Gray8, false).unwrap();
@@ -70,7 +72,9 @@ fn the_pixels_are_those_of_pillow() {
 fn never_silent(name: &str, what: &str, whole: &[u8], changed: &[u8]) {
     for lenient in [false, true] {
         match decode(changed, Color::Rgb8, lenient) {
-            Ok((pixels, false)) => assert!(pixels == whole, "{name}, {what}, lenient {lenient}: other pixels, unsaid"),
+            Ok((pixels, false)) => {
+                assert!(pixels == whole, "{name}, {what}, lenient {lenient}: other pixels, unsaid")
+            }
             Ok((pixels, true)) => assert!(lenient && pixels.len() == whole.len(), "{name}, {what}"),
             Err(e) => {
                 let kinds = [ErrorKind::Truncated, ErrorKind::Corrupt, ErrorKind::Empty];
@@ -104,7 +108,10 @@ fn a_jpeg_that_is_cut_and_filled_up_is_never_whole() {
             never_silent(&name, &format!("{length} bytes, then 4096 zeros"), &whole, &fill(&[0; 4096]));
             never_silent(&name, &format!("{length} bytes, then a file"), &whole, &fill(&bytes));
             if let Ok((pixels, false)) = decode(&fill(&b"junk, no JPEG. ".repeat(9)), Color::Rgb8, false) {
-                if pixels != whole { println!("{name} {length}"); silent += 1; }
+                if pixels != whole {
+                    println!("{name} {length}");
+                    silent += 1;
+                }
             }
             total += 1;
         }

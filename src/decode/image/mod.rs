@@ -111,7 +111,7 @@ impl Image {
             scaled: false,
             orientation: Orientation::default(),
             on_truncated: OnTruncated::default(),
-            limits: Limits { bytes: 256 << 20, pixels: 178_956_970 },
+            limits: Limits::default(),
             boxes: BoxRules { format: BoxFormat::default(), min_size: 2.0, min_visibility: 0.1 },
             geometry: true,
             keys: false,

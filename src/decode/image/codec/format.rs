@@ -62,9 +62,27 @@ pub(super) fn format(bytes: &[u8]) -> Result<Format> {
         _ if bytes.starts_with(b"GIF87a") || bytes.starts_with(b"GIF89a") => Some(Format::Gif),
         [b'R', b'I', b'F', b'F', _, _, _, _, b'W', b'E', b'B', b'P', ..] => Some(Format::WebP),
         // The size of the second header tells it from a text that begins so.
-        [b'B', b'M', _, _, _, _, 0, 0, 0, 0, _, _, _, _, 12 | 16 | 40 | 52 | 56 | 64 | 108 | 124, 0, 0, 0, ..] => {
-            Some(Format::Bmp)
-        }
+        [
+            b'B',
+            b'M',
+            _,
+            _,
+            _,
+            _,
+            0,
+            0,
+            0,
+            0,
+            _,
+            _,
+            _,
+            _,
+            12 | 16 | 40 | 52 | 56 | 64 | 108 | 124,
+            0,
+            0,
+            0,
+            ..,
+        ] => Some(Format::Bmp),
         _ => None,
     };
     if let Some(found) = found {
@@ -76,7 +94,10 @@ pub(super) fn format(bytes: &[u8]) -> Result<Format> {
     for (start, least) in starts {
         if cut(start) || (bytes.len() < least && bytes.starts_with(start)) {
             let n = bytes.len();
-            return Err(Error::new(ErrorKind::Truncated, format!("{n} bytes, too few to know the format by")));
+            return Err(Error::new(
+                ErrorKind::Truncated,
+                format!("{n} bytes, too few to know the format by"),
+            ));
         }
     }
     if bytes.starts_with(b"\x89PNG") {
@@ -98,13 +119,17 @@ fn guess(bytes: &[u8]) -> String {
                 Some(b"heic" | b"heix" | b"heim" | b"heis" | b"hevc" | b"hevx" | b"mif1" | b"msf1") => {
                     "HEIC/HEIF".to_string()
                 }
-                brand => format!("MP4 or another ISO media file, brand {}", quoted(brand.unwrap_or_default())),
+                brand => {
+                    format!("MP4 or another ISO media file, brand {}", quoted(brand.unwrap_or_default()))
+                }
             };
         }
         [b'R', b'I', b'F', b'F', _, _, _, _, kind @ ..] => {
             return format!("RIFF of the kind {}", quoted(&kind[..kind.len().min(4)]));
         }
-        [b'P', b'1'..=b'7', b' ' | b'\t' | b'\r' | b'\n', ..] => return "PNM (PBM, PGM, PPM or PAM)".to_string(),
+        [b'P', b'1'..=b'7', b' ' | b'\t' | b'\r' | b'\n', ..] => {
+            return "PNM (PBM, PGM, PPM or PAM)".to_string();
+        }
         _ => {}
     }
     if bytes.iter().all(|b| *b == 0) {

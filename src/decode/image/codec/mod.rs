@@ -192,7 +192,8 @@ pub struct Pixels<'a> {
 pub fn head(bytes: &[u8], limits: Limits) -> Result<Head> {
     let format = Format::of(bytes)?;
     if bytes.len() as u64 > limits.bytes {
-        let what = format!("a {} file of {} bytes, over the limit of {}", format.name(), bytes.len(), limits.bytes);
+        let what =
+            format!("a {} file of {} bytes, over the limit of {}", format.name(), bytes.len(), limits.bytes);
         return Err(Error::new(ErrorKind::LimitExceeded, what));
     }
     let (width, height, orientation) = match format {
@@ -203,7 +204,8 @@ pub fn head(bytes: &[u8], limits: Limits) -> Result<Head> {
     let pixels = u64::from(width) * u64::from(height);
     if pixels > limits.pixels {
         let name = format.name();
-        let what = format!("a {name} of {width}x{height}, {pixels} pixels, over the limit of {}", limits.pixels);
+        let what =
+            format!("a {name} of {width}x{height}, {pixels} pixels, over the limit of {}", limits.pixels);
         return Err(Error::new(ErrorKind::LimitExceeded, what));
     }
     Ok(Head { format, width, height, orientation })

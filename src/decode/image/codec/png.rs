@@ -95,7 +95,9 @@ fn error(error: DecodingError) -> Error {
         DecodingError::IoError(e) if e.kind() == Io::UnexpectedEof => {
             Error::new(ErrorKind::Truncated, "truncated PNG: the file ends before the last row")
         }
-        DecodingError::LimitsExceeded => Error::new(ErrorKind::LimitExceeded, "a PNG with chunks over 64 MiB"),
+        DecodingError::LimitsExceeded => {
+            Error::new(ErrorKind::LimitExceeded, "a PNG with chunks over 64 MiB")
+        }
         _ => corrupt(&error),
     }
     .caused_by(error)

@@ -139,7 +139,9 @@ impl Walker {
             done += count;
             let left = bits.bytes_left();
             if left > 0 && (done < mcus || piece[piece.len() - left..].iter().any(|b| *b != 0)) {
-                return Verdict::Corrupt(format!("{left} bytes follow the last code of MCU {done} of {mcus}"));
+                return Verdict::Corrupt(format!(
+                    "{left} bytes follow the last code of MCU {done} of {mcus}"
+                ));
             }
             padded |= left > 0 || !bits.filled_with_ones();
             match rest {
@@ -199,7 +201,13 @@ impl Walker {
         Ok(())
     }
 
-    fn block(&self, bits: &mut Bits<'_>, dc_only: bool, high: u8, tables: (usize, usize)) -> Result<(), Flaw> {
+    fn block(
+        &self,
+        bits: &mut Bits<'_>,
+        dc_only: bool,
+        high: u8,
+        tables: (usize, usize),
+    ) -> Result<(), Flaw> {
         if dc_only && high > 0 {
             return bits.skip(1);
         }
@@ -340,8 +348,7 @@ struct Table {
 
 impl Table {
     fn new(lengths: &[u8], values: &[u8]) -> Option<Self> {
-        let mut table =
-            Self { short: [0; 512], limit: [0; 17], offset: [0; 17], values: values.to_vec() };
+        let mut table = Self { short: [0; 512], limit: [0; 17], offset: [0; 17], values: values.to_vec() };
         let (mut code, mut at) = (0_u32, 0_usize);
         for (length, count) in (1_u32..=16).zip(lengths) {
             let slot = length as usize;

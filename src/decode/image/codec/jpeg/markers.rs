@@ -106,7 +106,10 @@ impl Scan {
         match self.parts() {
             &[one] => {
                 let part = frame.parts()[one];
-                ((width * usize::from(part.h)).div_ceil(h * 8), (height * usize::from(part.v)).div_ceil(v * 8))
+                (
+                    (width * usize::from(part.h)).div_ceil(h * 8),
+                    (height * usize::from(part.v)).div_ceil(v * 8),
+                )
             }
             _ => (width.div_ceil(h * 8), height.div_ceil(v * 8)),
         }
@@ -298,19 +301,26 @@ fn start_of_scan(body: &[u8], frame: &Frame) -> Result<Scan> {
     }
     for (i, bytes) in rest.chunks_exact(2).take(scan.count).enumerate() {
         let part = frame.parts().iter().position(|p| p.id == bytes[0]);
-        scan.parts[i] =
-            part.ok_or_else(|| corrupt(format!("a scan names component {}, of which there is none", bytes[0])))?;
+        scan.parts[i] = part
+            .ok_or_else(|| corrupt(format!("a scan names component {}, of which there is none", bytes[0])))?;
         if scan.parts[..i].contains(&scan.parts[i]) {
             return Err(corrupt("a scan names a component twice"));
         }
         scan.tables[i] = (usize::from(bytes[1] >> 4), usize::from(bytes[1] & 15));
     }
-    let &[start, end, bits] = &rest[2 * scan.count..] else { return Err(corrupt("a scan header is too short")) };
+    let &[start, end, bits] = &rest[2 * scan.count..] else {
+        return Err(corrupt("a scan header is too short"));
+    };
     (scan.band, scan.high, scan.low) = ((start, end), bits >> 4, bits & 15);
     if !frame.progressive {
         // libjpeg ignores other values.
         (scan.band, scan.high, scan.low) = ((0, 63), 0, 0);
-    } else if end > 63 || start > end || scan.low > 13 || (start == 0) != (end == 0) || (start > 0 && count > 1) {
+    } else if end > 63
+        || start > end
+        || scan.low > 13
+        || (start == 0) != (end == 0)
+        || (start > 0 && count > 1)
+    {
         return Err(corrupt(format!("a progressive scan of band {start} to {end}, bits {bits:02x}")));
     }
     Ok(scan)
