@@ -11,7 +11,7 @@ use rayon::iter::{IntoParallelRefIterator, ParallelIterator};
 use super::bundle::{Bundle, IMAGE_EXTENSIONS};
 use super::path_list::PathList;
 use super::picture::{Labels, Picture, Pictures};
-use super::walk::{Choice, Listing, SkipReason, LeftOut, Skips, Tree, Walk, python_order};
+use super::walk::{Choice, LeftOut, Listing, SkipReason, Skips, Tree, Walk, python_order};
 use super::whole_files::WholeFiles;
 use super::{Source, out_of_range};
 use crate::error::{Error, ErrorKind, Place, Result};

@@ -1,6 +1,6 @@
 //! Fields, labels and options.
 
-use warpfeed::decode::{Decode, Geometry, Image, OnTruncated};
+use warpfeed::decode::{Decode, Geometry, Image, OnTruncated, Orientation};
 use warpfeed::source::{self, Labels, Picture, PictureRecord};
 use warpfeed::{ErrorKind, Loader};
 
@@ -181,5 +181,53 @@ fn a_class_that_is_missing_is_an_error() {
             .unwrap();
         let error = loader.epoch(&stream).unwrap().next().unwrap().unwrap_err();
         assert_eq!(error.kind(), ErrorKind::MissingField, "{error}");
+    });
+}
+
+fn case(name: &str) -> Vec<u8> {
+    std::fs::read(std::path::Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/cases/jpeg").join(name))
+        .unwrap()
+}
+
+/// The stored image has 64 × 32 pixels; its EXIF orientation, 6, says to turn it clockwise.
+#[test]
+fn an_orientation_turns_the_image_only_where_it_is_applied() {
+    within(MINUTE, || {
+        let source = || source::from_vec(vec![case("exif6.jpg")]);
+        let stored = deliver(source(), Image::rgb8(32, 64), 0).remove(0);
+        assert_eq!(stored.geometry[..2], [64.0, 32.0]);
+        let applied = Image::rgb8(64, 32).orientation(Orientation::Applied);
+        let upright = deliver(source(), applied, 0).remove(0);
+        assert_eq!(upright.geometry[..2], [32.0, 64.0]);
+        let pixel =
+            |image: &[u8], width: usize, x: usize, y: usize| image[(y * width + x) * 3..][..3].to_vec();
+        for y in 0..64 {
+            for x in 0..32 {
+                assert_eq!(pixel(&upright.image, 32, x, y), pixel(&stored.image, 64, y, 31 - x), "{x}, {y}");
+            }
+        }
+    });
+}
+
+#[test]
+fn a_file_that_ends_early_is_an_error_or_delivered_flagged_and_counted() {
+    within(MINUTE, || {
+        let (device, stream) = device_and_stream();
+        let records = vec![case("gray.jpg"), case("trunc_half.jpg")];
+        let build = |image: Image| {
+            let source = source::from_vec(records.clone());
+            Loader::builder(source).decode(image).batch_size(2).workers(1).epochs(1).build(&device).unwrap()
+        };
+        let strict = build(Image::rgb8(16, 16));
+        let error = strict.epoch(&stream).unwrap().next().unwrap().unwrap_err();
+        assert_eq!((error.kind(), error.place().index), (ErrorKind::Truncated, Some(1)), "{error}");
+
+        let lenient = Image::rgb8(16, 16).on_truncated(OnTruncated::Deliver);
+        let counts = lenient.counts();
+        let lenient = build(lenient);
+        let batch = lenient.epoch(&stream).unwrap().next().unwrap().unwrap();
+        batch.synchronize().unwrap();
+        assert_eq!(*batch.host::<bool>("partial").unwrap(), [false, true]);
+        assert_eq!(counts.partial(), 1);
     });
 }

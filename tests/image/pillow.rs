@@ -9,10 +9,13 @@ use warpfeed::source;
 use super::{MINUTE, Pixels, deliver};
 use crate::support::within;
 
-fn load(name: &Value) -> Pixels {
-    let path = Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/data/pillow").join(name.as_str().unwrap());
-    let file = std::io::BufReader::new(std::fs::File::open(path).unwrap());
-    let mut reader = png::Decoder::new(file).read_info().unwrap();
+fn file(name: &Value) -> Vec<u8> {
+    let folder = Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/data/pillow");
+    std::fs::read(folder.join(name.as_str().unwrap())).unwrap()
+}
+
+fn pixels(name: &Value) -> Pixels {
+    let mut reader = png::Decoder::new(std::io::Cursor::new(file(name))).read_info().unwrap();
     let mut rgb = vec![0; reader.output_buffer_size().unwrap()];
     let info = reader.next_frame(&mut rgb).unwrap();
     assert_eq!((info.color_type, info.bit_depth), (png::ColorType::Rgb, png::BitDepth::Eight));
@@ -31,7 +34,7 @@ fn rows_are_within_2_of_pillow_and_within_a_fifth_in_the_mean() {
         let mut differences = std::collections::BTreeMap::<&str, Vec<u8>>::new();
         let mut drawn = Vec::new();
         for case in all["cases"].as_array().unwrap() {
-            let (input, expected) = (load(&case["input"]), load(&case["expected"]));
+            let (input, expected) = (file(&case["input"]), pixels(&case["expected"]));
             let image = Image::rgb8(expected.height, expected.width);
             let (kind, mut copies) = (case["kind"].as_str().unwrap(), 1);
             let image = match kind {
@@ -44,7 +47,7 @@ fn rows_are_within_2_of_pillow_and_within_a_fifth_in_the_mean() {
                 }
                 other => panic!("{other}"),
             };
-            let rows = deliver(source::from_vec(vec![input.bmp(); copies]), image, 0);
+            let rows = deliver(source::from_vec(vec![input; copies]), image, 0);
             let row = rows.last().unwrap();
             if kind == "random_resized_crop" {
                 // The draws are pinned: another crop would change every user's augmentation.
