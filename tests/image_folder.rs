@@ -161,11 +161,11 @@ fn a_folder_without_images_is_an_error_that_says_what_is_there() {
         [ImageFolder::options(), ImageFolder::options().allow_empty(true), ImageFolder::options().flat(true)]
     {
         let error = options.open(dir.path()).unwrap_err();
-        assert_eq!(error.kind(), ErrorKind::InvalidArgument);
+        assert_eq!(error.kind(), ErrorKind::Empty);
         assert!(error.message().contains("no images") && error.message().contains("a/1.tif"), "{error}");
     }
     let empty = tempfile::tempdir().unwrap();
-    assert_eq!(ImageFolder::open(empty.path()).unwrap_err().kind(), ErrorKind::InvalidArgument);
+    assert_eq!(ImageFolder::open(empty.path()).unwrap_err().kind(), ErrorKind::Empty);
     for gone in [empty.path().join("gone"), dir.path().join("a/1.tif")] {
         let error = ImageFolder::open(&gone).unwrap_err();
         assert_eq!((error.kind(), error.place().path.as_ref()), (ErrorKind::Io, Some(&gone)));

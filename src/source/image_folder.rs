@@ -22,7 +22,7 @@ const OTHER_IMAGES: [&str; 18] = [
     "tif", "tiff", "ppm", "pgm", "pbm", "pnm", "jp2", "j2k", "jxl", "avif", "heic", "heif", "psd", "tga",
     "ico", "exr", "hdr", "dng",
 ];
-/// Folders that are called so, and no others beside them, are parts of a set rather than classes.
+/// Folders that are called so are parts of a set rather than classes.
 const SPLITS: [&str; 10] =
     ["train", "training", "val", "valid", "validation", "test", "testing", "eval", "dev", "trainval"];
 /// So many names are listed in a message.
@@ -139,18 +139,15 @@ impl ImageFolderOptions {
     ///
     /// # Errors
     /// [`ErrorKind::InvalidConfig`] for options that make no sense together; [`ErrorKind::Io`] where a folder can't be listed;
-    /// [`ErrorKind::InvalidArgument`] with what is there where there are no images, a class has none, a folder is not in the list of
-    /// classes, or all folders are called as the parts of a set are (`train`, `val`): open one of those.
+    /// [`ErrorKind::Empty`] where there are no images, with what was left out; [`ErrorKind::InvalidArgument`] where a class has none, where a
+    /// folder is not in the list of classes, and where folders are called as the parts of a set are (`train`, `val`): open one of those.
     pub fn open(&self, root: impl AsRef<Path>) -> Result<ImageFolder> {
         let root = root.as_ref();
         let numbers = self.check()?;
         let choose = |name: &OsStr| self.choose(name);
         let walk = Walk::new(root, self.follow_links, &choose)?;
         let mut skips = Skips::default();
-        let refused = |text: String| {
-            let place = Place { path: Some(root.to_path_buf()), ..Place::default() };
-            Err(Error::new(ErrorKind::InvalidArgument, text).at(place))
-        };
+        let refused = |text| refused(ErrorKind::InvalidArgument, root, text);
         let Listing { mut folders, files } = walk.list(Path::new(""), &mut skips)?;
         folders.sort_unstable_by(|a, b| python_order(a, b));
         if self.flat || (folders.is_empty() && numbers.is_none()) {
@@ -160,8 +157,9 @@ impl ImageFolderOptions {
             let found = Found { paths, runs: Vec::new(), classes: Vec::new(), skips };
             return self.finish(root, found);
         }
-        if numbers.is_none() && are_splits(&folders) {
-            let names = listed(&folders, |name| format!("{:?}", root.join(name)));
+        let splits = splits(&folders);
+        if numbers.is_none() && !splits.is_empty() {
+            let names = listed(&splits, |name| format!("{:?}", root.join(name)));
             return refused(format!(
                 "the folders here are parts of a set and not classes: open one of them, {names} (or list them as classes)"
             ));
@@ -246,21 +244,18 @@ impl ImageFolderOptions {
             class_counts,
             skipped: skips.list(),
         };
-        let refused = |text: String| {
-            let place = Place { path: Some(root.to_path_buf()), ..Place::default() };
-            Err(Error::new(ErrorKind::InvalidArgument, text).at(place))
-        };
         let extensions = self.extensions.join(", ");
         if report.images == 0 {
             let text = format!("there are no images here by their extensions ({extensions}); {report}");
-            return refused(text);
+            return refused(ErrorKind::Empty, root, text);
         }
         if !self.allow_empty && !report.empty_classes.is_empty() {
             let (empty, all) = (report.empty_classes.len(), classes.len());
             let names = listed(&report.empty_classes, Clone::clone);
-            return refused(format!(
+            let text = format!(
                 "{empty} of {all} classes have no images by their extensions ({extensions}): {names}; `allow_empty` takes them"
-            ));
+            );
+            return refused(ErrorKind::InvalidArgument, root, text);
         }
         let fingerprint = fingerprint(&paths, &classes, &runs);
         let mut files = WholeFiles::new(root, paths);
@@ -269,6 +264,10 @@ impl ImageFolderOptions {
         }
         Ok(ImageFolder { files, classes, runs, report, fingerprint })
     }
+}
+
+fn refused<T>(kind: ErrorKind, root: &Path, text: String) -> Result<T> {
+    Err(Error::new(kind, text).at(Place { path: Some(root.to_path_buf()), ..Place::default() }))
 }
 
 /// What opening puts together.
@@ -303,9 +302,18 @@ fn ends_with_extension(name: &[u8], extension: &[u8]) -> bool {
     stem.ends_with(b".") && end.eq_ignore_ascii_case(extension)
 }
 
-fn are_splits(folders: &[OsString]) -> bool {
-    let is_split = |name: &OsString| SPLITS.iter().any(|split| name.eq_ignore_ascii_case(split));
-    !folders.is_empty() && folders.iter().all(is_split)
+/// Whether a folder of this name is a part of a set.
+pub(super) fn is_split(name: &OsStr) -> bool {
+    SPLITS.iter().any(|split| name.eq_ignore_ascii_case(split))
+}
+
+/// The folders that are parts of a set, where there is nothing else, or one for training and another.
+fn splits(folders: &[OsString]) -> Vec<&OsString> {
+    let splits: Vec<_> = folders.iter().filter(|name| is_split(name)).collect();
+    let trains = |name: &&&OsString| name.to_string_lossy().to_lowercase().starts_with("train");
+    let train = splits.iter().filter(trains).count();
+    let are_parts = splits.len() == folders.len() || (train > 0 && splits.len() > train);
+    if are_parts { splits } else { Vec::new() }
 }
 
 /// The first names of a list, and how many more there are.

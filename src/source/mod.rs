@@ -10,13 +10,14 @@
 //! | WebDataset tar shards, by index; plain, gzip or zstd in sequence | [`Shards`]; [`ShardStream`] (feature `tar`) |
 //! | what an iterator gives, in its order | [`from_iter`], [`try_from_iter`]; opened anew: [`from_iter_fn`], [`try_from_iter_fn`] |
 //!
-//! [`SourceExt`] and [`concat()`] select from sources and join them; what they make is a source again.
+//! [`open()`] looks what lies at a path, and opens that. [`SourceExt`] and [`concat()`] select from sources and join them; what they make is a source again.
 
 #[cfg(test)]
 mod contract;
 
 mod bundle;
 mod concat;
+mod dataset;
 #[cfg(feature = "image")]
 mod detection;
 mod files;
@@ -40,6 +41,7 @@ use std::sync::Arc;
 
 pub use bundle::Bundle;
 pub use concat::{Concat, concat};
+pub use dataset::{Dataset, open};
 #[cfg(all(feature = "image", fuzzing))]
 #[doc(hidden)]
 pub use detection::fuzzing as detection_fuzzing;

@@ -158,6 +158,9 @@ fn folders_of_parts_are_not_classes_unless_listed() {
     let train = format!("{:?}", dir.path().join("train"));
     assert!(error.message().contains("parts of a set") && error.message().contains(&train), "{error}");
     assert_eq!(ImageFolder::options().classes(["train", "Val"]).open(dir.path()).unwrap().len(), Some(2));
+    let dir = tree(&["train/1.jpg", "val/1.jpg", "extra/1.jpg"]);
+    let error = ImageFolder::open(dir.path()).unwrap_err();
+    assert!(error.message().contains("/val") && !error.message().contains("/extra"), "{error}");
     let dir = tree(&["train/1.jpg", "tram/1.jpg"]);
     assert_eq!(ImageFolder::open(dir.path()).unwrap().classes(), ["train", "tram"]);
 }
