@@ -98,6 +98,7 @@ impl Bundle {
         self.class = Some(class);
     }
 
+    #[cfg(feature = "image")]
     pub(super) fn set_boxes(&mut self, boxes: &[LabelBox], unit: Unit) {
         self.boxes.clear();
         self.boxes.extend_from_slice(boxes);
