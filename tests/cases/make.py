@@ -1,13 +1,14 @@
 """Makes tests/cases/small: images of all kinds and, in NAME.rgb, what Pillow decodes them to; of one, its luma in NAME.l.
 
-The files are committed; run this with Pillow (made with 11.3) to make them again.
+The files are committed; run this with Pillow 13.0 to make them again.
 """
 
+import io
 import pathlib
 import random
 import struct
 
-from PIL import Image, ImageCms
+from PIL import Image
 
 here = pathlib.Path(__file__).parent / "small"
 here.mkdir(exist_ok=True)
@@ -54,7 +55,40 @@ rgb = picture()
 alpha = Image.linear_gradient("L").resize(rgb.size)
 rgba = rgb.copy()
 rgba.putalpha(alpha)
+turned = Image.Exif()
+turned[0x0112] = 6
 flat = Image.new("RGB", (64, 64), (200, 30, 90))
+
+
+
+def segments(data):
+    """The segments of a JPEG before its scan, and the scan's data."""
+    at, found = 2, []
+    while data[at + 1] != 0xDA:
+        end = at + 2 + struct.unpack_from(">H", data, at + 2)[0]
+        found.append(data[at:end])
+        at = end
+    return found, data[at + 2 + struct.unpack_from(">H", data, at + 2)[0] : -2]
+
+
+def in_three_scans(path, image):
+    """Y, Cb and Cr of a sequential file, each in a scan of its own."""
+    planes = []
+    for plane in image.convert("YCbCr").split():
+        buffer = io.BytesIO()
+        plane.save(buffer, "JPEG", quality=90)
+        planes.append(segments(buffer.getvalue()))
+    out = b"\xff\xd8"
+    for segment in planes[0][0]:
+        if segment[1] == 0xC0:
+            size = struct.unpack_from(">BHH", segment, 4)
+            parts = b"".join(bytes([i, 0x11, 0]) for i in (1, 2, 3))
+            segment = b"\xff\xc0" + struct.pack(">HBHHB", 17, *size, 3) + parts
+        out += segment
+    for i, (_, data) in enumerate(planes):
+        out += b"\xff\xda" + struct.pack(">HBBBBBB", 8, 1, i + 1, 0, 0, 63, 0) + data
+    path.write_bytes(out + b"\xff\xd9")
+
 
 for name, image, options in [
     ("444.jpg", rgb, dict(subsampling=0)),
@@ -76,7 +110,10 @@ for name, image, options in [
     ("flat_narrow.jpg", flat.crop((0, 0, 8, 64)), {}),
     ("flat_gray.jpg", flat.convert("L"), {}),
     ("one.jpg", rgb.crop((0, 0, 1, 1)), {}),
-    ("profile.jpg", rgb, dict(icc_profile=ImageCms.ImageCmsProfile(ImageCms.createProfile("sRGB")).tobytes())),
+    ("profile.jpg", rgb, dict(icc_profile=b"no profile, but long" * 40)),
+    ("scans.jpg", rgb, None),
+    ("exif.png", rgb, dict(exif=turned)),
+    ("exif.webp", rgb, dict(exif=turned, lossless=True)),
     ("rgb.png", rgb, {}),
     ("rgba.png", rgba, {}),
     ("gray.png", rgb.convert("L"), {}),
@@ -86,7 +123,7 @@ for name, image, options in [
     ("palette_1.png", rgb.quantize(2), dict(bits=1)),
     ("bits.png", rgb.convert("1"), {}),
     ("gray_16.png", Image.frombytes("I;16", (WIDTH, HEIGHT), random.Random(3).randbytes(2 * WIDTH * HEIGHT)), {}),
-    ("profile.png", rgb, dict(icc_profile=ImageCms.ImageCmsProfile(ImageCms.createProfile("sRGB")).tobytes())),
+    ("profile.png", rgb, dict(icc_profile=b"no profile, but long" * 40)),
     ("lossy.webp", rgb, dict(quality=80)),
     ("lossless.webp", rgb, dict(lossless=True)),
     ("alpha.webp", rgba, dict(lossless=True, exact=True)),
@@ -100,7 +137,10 @@ for name, image, options in [
     ("interlaced.gif", rgb.quantize(16), dict(interlace=1)),
 ]:
     path = here / name
-    image.save(path, **options)
+    if options is None:
+        in_three_scans(path, image)
+    else:
+        image.save(path, **options)
     data, gray = decoded(path)
     (here / f"{name}.rgb").write_bytes(data)
     if name == "rgb.png":

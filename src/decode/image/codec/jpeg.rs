@@ -21,7 +21,7 @@ mod turbo;
 #[cfg(not(feature = "turbojpeg"))]
 mod zune;
 
-use entropy::{Coverage, Verdict, examine};
+use entropy::{Coverage, Verdict, examine, hole};
 use markers::{Event, Frame, corrupt, read, truncated};
 
 #[cfg(feature = "turbojpeg")]
@@ -46,8 +46,6 @@ pub(super) struct Outline {
     /// Where the last scan's data ends.
     end: usize,
     eoi: bool,
-    #[cfg_attr(feature = "turbojpeg", expect(dead_code, reason = "zune-jpeg alone decodes by it"))]
-    scans: usize,
     /// Why the data needs a closer look.
     suspicion: Option<&'static str>,
 }
@@ -79,15 +77,12 @@ pub(super) fn outline(bytes: &[u8]) -> Result<Outline> {
         suspicion = Some("no end marker");
     } else if coverage.missing(&outline.frame).is_some() {
         suspicion = Some("missing scans");
+    } else if scans > 1 && !outline.frame.progressive {
+        suspicion = Some("an unusual file, in which each scan can end early");
     } else if data < SHORT {
         suspicion = Some("little data");
     }
-    Ok(Outline { frame: outline.frame, end: outline.end, eoi: outline.eoi, scans, suspicion })
-}
-
-/// Whether there are 31 zeros in a row, or perhaps 16: what a sparse file shows where it has a hole.
-fn hole(data: &[u8]) -> bool {
-    data.as_chunks::<16>().0.iter().any(|chunk| u128::from_ne_bytes(*chunk) == 0)
+    Ok(Outline { frame: outline.frame, end: outline.end, eoi: outline.eoi, suspicion })
 }
 
 impl Outline {

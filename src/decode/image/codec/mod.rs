@@ -136,6 +136,18 @@ impl Limits {
     pub const PIXELS: u64 = 178_956_970;
 }
 
+impl Limits {
+    fn check(self, format: Format, width: u32, height: u32) -> Result<()> {
+        let pixels = u64::from(width) * u64::from(height);
+        if pixels <= self.pixels {
+            return Ok(());
+        }
+        let (name, limit) = (format.name(), self.pixels);
+        let what = format!("a {name} of {width}x{height}, {pixels} pixels, over the limit of {limit}");
+        Err(Error::new(ErrorKind::LimitExceeded, what))
+    }
+}
+
 impl Default for Limits {
     fn default() -> Self {
         Self { bytes: Self::BYTES, pixels: Self::PIXELS }
@@ -200,15 +212,9 @@ pub fn head(bytes: &[u8], limits: Limits) -> Result<Head> {
     let (width, height, orientation) = match format {
         Format::Jpeg => jpeg::head(bytes)?,
         Format::Png => png::head(bytes)?,
-        _ => other::head(bytes, format)?,
+        _ => other::head(bytes, format, limits)?,
     };
-    let pixels = u64::from(width) * u64::from(height);
-    if pixels > limits.pixels {
-        let name = format.name();
-        let what =
-            format!("a {name} of {width}x{height}, {pixels} pixels, over the limit of {}", limits.pixels);
-        return Err(Error::new(ErrorKind::LimitExceeded, what));
-    }
+    limits.check(format, width, height)?;
     Ok(Head { format, width, height, orientation })
 }
 

@@ -3,14 +3,17 @@
 use std::io::{Cursor, ErrorKind as Io};
 
 use image::codecs::{bmp::BmpDecoder, gif::GifDecoder, webp::WebPDecoder};
-use image::{ColorType, ImageDecoder, ImageError, Limits};
+use image::{ColorType, ImageDecoder, ImageError};
 
-use super::{Format, Head, Samples, Wish, same_size};
+use super::{Format, Head, Limits, Samples, Wish, same_size};
 use crate::error::{Error, ErrorKind, Result};
 
 /// Width, height, orientation.
-pub(super) fn head(bytes: &[u8], format: Format) -> Result<(u32, u32, u8)> {
+pub(super) fn head(bytes: &[u8], format: Format, limits: Limits) -> Result<(u32, u32, u8)> {
     whole(bytes, format)?;
+    if let Some((width, height)) = canvas(bytes).filter(|_| format == Format::WebP) {
+        limits.check(format, width, height)?;
+    }
     fn of(mut decoder: impl ImageDecoder) -> (u32, u32, u8) {
         let (width, height) = decoder.dimensions();
         (width, height, decoder.orientation().map_or(1, |o| o.to_exif()))
@@ -19,7 +22,7 @@ pub(super) fn head(bytes: &[u8], format: Format) -> Result<(u32, u32, u8)> {
     let failed = |e| error(e, format);
     let (width, height, orientation) = match format {
         Format::WebP => of(WebPDecoder::new(cursor).map_err(failed)?),
-        Format::Bmp => of(BmpDecoder::new(cursor).map_err(failed)?),
+        Format::Bmp => bmp_size(bytes).map(|(width, height)| (width, height, 1))?,
         _ => of(GifDecoder::new(cursor).map_err(failed)?),
     };
     if width == 0 || height == 0 {
@@ -29,6 +32,27 @@ pub(super) fn head(bytes: &[u8], format: Format) -> Result<(u32, u32, u8)> {
         ));
     }
     Ok((width, height, orientation))
+}
+
+/// The size that a BMP declares: its decoder refuses large ones in other words than those of a limit.
+fn bmp_size(bytes: &[u8]) -> Result<(u32, u32)> {
+    let short = || Error::new(ErrorKind::Truncated, "truncated BMP: the file ends inside its header");
+    let number = |at: usize| bytes.get(at..).and_then(|rest| rest.first_chunk::<4>()).ok_or_else(short);
+    if number(14)?[0] < 40 {
+        let [w0, w1, h0, h1] = *number(18)?;
+        return Ok((u16::from_le_bytes([w0, w1]).into(), u16::from_le_bytes([h0, h1]).into()));
+    }
+    let (width, height) = (i32::from_le_bytes(*number(18)?), i32::from_le_bytes(*number(22)?));
+    // A negative height says that the upper row comes first.
+    Ok((width.max(0).unsigned_abs(), height.unsigned_abs()))
+}
+
+/// The size that an extended WebP declares: as with a BMP, and a frame need not be there.
+fn canvas(bytes: &[u8]) -> Option<(u32, u32)> {
+    let &[w0, w1, w2, h0, h1, h2] = bytes.get(24..30).filter(|_| &bytes[12..16] == b"VP8X")? else {
+        return None;
+    };
+    Some((u32::from_le_bytes([w0, w1, w2, 0]) + 1, u32::from_le_bytes([h0, h1, h2, 0]) + 1))
 }
 
 /// A WebP says how long it is.
@@ -54,6 +78,11 @@ impl Other {
         whole(bytes, head.format)?;
         let cursor = Cursor::new(bytes);
         let failed = |e| error(e, head.format);
+        if head.format == Format::Bmp && head.width.max(head.height) > 0xffff {
+            let what =
+                format!("a BMP of {}x{}, which is not read: at most 65,535 a side", head.width, head.height);
+            return Err(Error::new(ErrorKind::Unsupported, what));
+        }
         match head.format {
             Format::WebP => self.read(WebPDecoder::new(cursor).map_err(failed)?, head, wish, out),
             Format::Bmp => self.read(BmpDecoder::new(cursor).map_err(failed)?, head, wish, out),
@@ -82,7 +111,7 @@ impl Other {
             }
         };
         let samples = Samples { channels, wide: false };
-        let mut limits = Limits::default();
+        let mut limits = image::Limits::default();
         // What a frame may take that lies outside the image that the file declares.
         limits.max_alloc = Some(decoder.total_bytes().max(64 << 20));
         decoder.set_limits(limits).map_err(failed)?;

@@ -87,6 +87,11 @@ impl Coverage {
     }
 }
 
+/// Whether there are 31 zeros in a row, or perhaps 16: what a sparse file shows where it has a hole.
+pub(super) fn hole(data: &[u8]) -> bool {
+    data.as_chunks::<16>().0.iter().any(|chunk| u128::from_ne_bytes(*chunk) == 0)
+}
+
 /// Why a scan can't be followed further.
 enum Flaw {
     /// The data of this interval is used up.
@@ -119,6 +124,9 @@ impl Walker {
         let (columns, rows) = scan.mcus(frame);
         let mcus = columns * rows;
         let interval = if scan.interval == 0 { mcus } else { scan.interval };
+        if hole(&bytes[scan.data.clone()]) && !self.zeros_are_flat(frame, scan) {
+            return Verdict::Corrupt("there is a hole of zeros in the data".to_string());
+        }
         if !scan.in_turn {
             return Verdict::Corrupt("its restart markers are out of order".to_string());
         }
@@ -157,6 +165,23 @@ impl Walker {
             (true, false) => Verdict::Whole,
             (true, true) => Verdict::Padded,
             _ => Verdict::Corrupt(format!("{} bytes follow the last MCU", data.len())),
+        }
+    }
+
+    /// Whether bits that are all 0 may be an area where nothing changes. In refinements they may be anything.
+    fn zeros_are_flat(&self, frame: &Frame, scan: &Scan) -> bool {
+        let first = |set: &[Option<Box<Table>>; 4], at: usize| {
+            set.get(at).and_then(Option::as_ref).and_then(|table| table.values.first().copied())
+        };
+        let tables = || scan.tables.iter().take(scan.parts().len());
+        let ends = |code: Option<u8>| code.is_some_and(|code| code & 15 == 0 && code < 0xf0);
+        match (frame.progressive, scan.band.0, scan.high) {
+            (true, _, 1..) => true,
+            (true, 1.., 0) => tables().all(|(_, ac)| ends(first(&self.ac, *ac))),
+            (true, 0, 0) => tables().all(|(dc, _)| first(&self.dc, *dc) == Some(0)),
+            (false, ..) => {
+                tables().all(|(dc, ac)| first(&self.dc, *dc) == Some(0) && first(&self.ac, *ac) == Some(0))
+            }
         }
     }
 
@@ -402,7 +427,6 @@ impl<'a> Bits<'a> {
     }
 
     /// Up to 32 bits.
-
     fn take(&mut self, n: u32) -> Result<u32, Flaw> {
         if self.count < n {
             self.fill();

@@ -181,11 +181,8 @@ pub(super) fn read(
         let range = at + 2..at + 2 + body.len();
         at = range.end;
         match code {
-            0xc4 => {
-                if !visit(&frame, Event::Huffman(body))? {
-                    break;
-                }
-            }
+            0xc4 if !visit(&frame, Event::Huffman(body))? => break,
+            0xc4 => {}
             0xc0..=0xcf if code != 0xcc => {
                 if frame.count > 0 {
                     return Err(corrupt("it has two frame headers"));

@@ -50,8 +50,7 @@ impl Zune {
         let cut = colors.without.clone().unwrap_or(0..0);
         if outline.suspicion.is_none() {
             // A progressive scan must end at a marker.
-            let open = !outline.frame.progressive && outline.scans == 1;
-            let end = if open { outline.end } else { bytes.len() };
+            let end = if outline.frame.progressive { bytes.len() } else { outline.end };
             let file = if cut.is_empty() { &bytes[..end] } else { self.copy(bytes, &cut, end) };
             if run(file, colors.space, true, out).is_ok() {
                 return Ok(false);
