@@ -20,6 +20,11 @@
 //! palettes, 1, 2 and 4 bits and interlacing are undone. [`Color::Gray8`] is ITU-R 601's luma of that, (19595 R + 38470 G + 7471 B + 32768) >> 16,
 //! as Pillow's `convert("L")`; what is gray in the file stays what it is. Colour profiles and gamma are not applied.
 //!
+//! # The feature `turbojpeg`
+//! JPEG files are then decoded by libjpeg-turbo, else by zune-jpeg: the pixels of the two differ by a few steps at most. Only libjpeg-turbo
+//! leaves out what lies outside [`Wish::region`], and it alone decodes at 1/[`Wish::shrink`], where an image of `n` columns has
+//! ⌈`n` / `shrink`⌉. What is wrong behind the rows of the region is then not looked for, in a file that its markers show to be whole.
+//!
 //! # Files that are not whole
 //! A file that ends early is an error, [`ErrorKind::Truncated`], whatever comes where it ends: nothing, zeros, another file. With
 //! [`Wish::lenient`] a JPEG whose headers are there gives the pixels that were decoded, the rest gray or as the decoder guessed it, and
