@@ -4,9 +4,14 @@
 
 use std::fs;
 use std::path::Path;
+use std::process::Command;
 
 use warpfeed::ErrorKind;
 use warpfeed::source::{Bundle, Detection, OnBadLabel, Source, Unit};
+
+#[path = "support/watch.rs"]
+mod watch;
+use watch::{LONG, within};
 
 /// A folder with these files.
 fn set(files: &[(&str, &str)]) -> tempfile::TempDir {
@@ -253,6 +258,25 @@ fn a_label_file_that_cannot_be_read_is_no_background() {
             (ErrorKind::Io, Some(&*dir.path().join("labels/b.txt")))
         );
     }
+}
+
+#[test]
+fn a_pipe_in_the_place_of_a_file_is_refused_and_not_waited_for() {
+    within(LONG, || {
+        for name in ["labels/a.txt", "a.json", "a.yaml", "list.txt", "data.yaml"] {
+            let dir = set(&[("images/a.jpg", "image")]);
+            fs::create_dir(dir.path().join("labels")).unwrap();
+            let pipe = dir.path().join(name);
+            assert!(Command::new("mkfifo").arg(&pipe).status().unwrap().success());
+            let path = if name.starts_with(['l', 'd']) && name != "list.txt" { dir.path() } else { &pipe };
+            let error = Detection::open(path).unwrap_err();
+            assert_eq!(
+                (error.kind(), error.place().path.as_deref()),
+                (ErrorKind::Io, Some(&*pipe)),
+                "{error}"
+            );
+        }
+    });
 }
 
 #[test]
