@@ -4,9 +4,15 @@
 
 use std::fs;
 use std::path::Path;
+use std::process::Command;
 
-use warpfeed::ErrorKind;
+use warpfeed::decode::{BoxFormat, Image};
 use warpfeed::source::{Bundle, Detection, OnBadLabel, Source, Unit};
+use warpfeed::{ErrorKind, Loader};
+
+#[path = "support/watch.rs"]
+mod watch;
+use watch::{LONG, device_and_stream, within};
 
 /// A folder with these files.
 fn set(files: &[(&str, &str)]) -> tempfile::TempDir {
@@ -256,6 +262,25 @@ fn a_label_file_that_cannot_be_read_is_no_background() {
 }
 
 #[test]
+fn a_pipe_in_the_place_of_a_file_is_refused_and_not_waited_for() {
+    within(LONG, || {
+        for name in ["labels/a.txt", "a.json", "a.yaml", "list.txt", "data.yaml"] {
+            let dir = set(&[("images/a.jpg", "image")]);
+            fs::create_dir(dir.path().join("labels")).unwrap();
+            let pipe = dir.path().join(name);
+            assert!(Command::new("mkfifo").arg(&pipe).status().unwrap().success());
+            let path = if name.starts_with(['l', 'd']) && name != "list.txt" { dir.path() } else { &pipe };
+            let error = Detection::open(path).unwrap_err();
+            assert_eq!(
+                (error.kind(), error.place().path.as_deref()),
+                (ErrorKind::Io, Some(&*pipe)),
+                "{error}"
+            );
+        }
+    });
+}
+
+#[test]
 fn links_are_followed_and_one_that_leads_back_is_an_error() {
     let dir = set(&[("store/x/a.jpg", "image"), ("store/y/a.txt", &class(6)), ("set/images/b.jpg", "image")]);
     let root = dir.path().join("set");
@@ -479,4 +504,66 @@ fn what_is_no_coco_is_said_with_its_place() {
     let marked = format!("\u{feff}{}", images(&[image("7.0", "a.jpg")]));
     let dir = set(&[("a.json", &marked), ("a.jpg", "image")]);
     assert_eq!(samples(&Detection::open(dir.path().join("a.json")).unwrap()), pairs(&[("a.jpg", &[])]));
+}
+
+/// A white image of 200 × 100 with a black rectangle, as PNG.
+fn rectangle([left, top, right, bottom]: [usize; 4]) -> Vec<u8> {
+    let black = |i: usize| (left..right).contains(&(i % 200)) && (top..bottom).contains(&(i / 200));
+    let pixels: Vec<u8> = (0..200 * 100).map(|i| if black(i) { 0 } else { 255 }).collect();
+    let mut bytes = Vec::new();
+    let mut encoder = png::Encoder::new(&mut bytes, 200, 100);
+    encoder.set_color(png::ColorType::Grayscale);
+    encoder.write_header().unwrap().write_image_data(&pixels).unwrap();
+    bytes
+}
+
+#[test]
+fn boxes_arrive_around_what_they_are_around_in_the_image() {
+    within(LONG, || {
+        let objects = [[50, 20, 100, 60], [0, 0, 30, 40], [120, 70, 200, 100], [10, 10, 190, 90]];
+        let dir = tempfile::tempdir().unwrap();
+        let (mut images, mut annotations) = (Vec::new(), Vec::new());
+        for (i, corners) in objects.into_iter().enumerate() {
+            let [l, t, r, b] = corners.map(|x| x as f64);
+            fs::write(dir.path().join(format!("{i}.png")), rectangle(corners)).unwrap();
+            let row = [i as f64, (l + r) / 400.0, (t + b) / 200.0, (r - l) / 200.0, (b - t) / 100.0];
+            write(dir.path(), &format!("{i}.txt"), &row.map(|x| x.to_string()).join(" "));
+            images.push(format!(r#"{{"id": {i}, "file_name": "{i}.png", "width": 200, "height": 100}}"#));
+            let bbox = [l, t, r - l, b - t];
+            annotations
+                .push(format!(r#"{{"id": {i}, "image_id": {i}, "category_id": {i}, "bbox": {bbox:?}}}"#));
+        }
+        let categories =
+            (0..objects.len()).map(|i| format!(r#"{{"id": {i}}}"#)).collect::<Vec<_>>().join(",");
+        let (images, annotations) = (images.join(","), annotations.join(","));
+        let json = format!(
+            r#"{{"images": [{images}], "annotations": [{annotations}], "categories": [{categories}]}}"#
+        );
+        write(dir.path(), "a.json", &json);
+        let (device, stream) = device_and_stream();
+        for set in [Detection::open(dir.path()).unwrap(), Detection::open(dir.path().join("a.json")).unwrap()]
+        {
+            let loader = Loader::builder(set)
+                .decode(Image::gray8(64, 64).letterbox().boxes_as(BoxFormat::Corners))
+                .batch_size(4)
+                .build(&device)
+                .unwrap();
+            let batch = loader.epoch(&stream).unwrap().next().unwrap().unwrap();
+            batch.synchronize().unwrap();
+            let pixels = batch.host::<u8>("image").unwrap();
+            for (row, pixels) in pixels.chunks(64 * 64).enumerate() {
+                // The letterbox leaves 16 rows above and below.
+                let dark = (0..64 * 64).filter(|i| (16..48).contains(&(i / 64)) && pixels[*i] < 128);
+                let extent = dark.fold([64, 64, 0, 0], |[l, t, r, b], i| {
+                    let (x, y) = (i % 64, i / 64);
+                    [l.min(x), t.min(y), r.max(x + 1), b.max(y + 1)]
+                });
+                let boxes = batch.host_ragged::<f32>("boxes", row).unwrap();
+                let [class, corners @ ..] = &*boxes else { panic!("no box") };
+                assert_eq!((*class, corners.len()), (row as f32, 4));
+                let near = corners.iter().zip(extent).all(|(a, b)| (a - b as f32).abs() <= 1.0);
+                assert!(near, "row {row}: {corners:?} around {extent:?}");
+            }
+        }
+    });
 }
