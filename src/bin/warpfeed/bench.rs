@@ -1,5 +1,8 @@
 //! `warpfeed bench`: what is measured, under which options, and what is said about it.
 
+#[cfg(feature = "image")]
+mod images;
+
 use std::io::{self, Write};
 use std::path::PathBuf;
 use std::sync::Arc;
@@ -12,7 +15,7 @@ use indicatif::{ProgressBar, ProgressStyle};
 use warpfeed::source::Source;
 
 use crate::data::Data;
-use crate::pipeline::Plan;
+use crate::pipeline::{Feed, Plan};
 use crate::ratio::Ratio;
 use crate::report::Report;
 use crate::rig::{Rig, Target};
@@ -21,6 +24,9 @@ use crate::rig::{Rig, Target};
 const EACH: Duration = Duration::from_millis(10);
 /// An ImageNet crop: 224 × 224 pixels of three bytes.
 const RECORD_BYTES: u64 = 150_528;
+/// Samples of a batch, and steps, unless said otherwise.
+const BATCH_SIZE: u64 = 32;
+const STEPS: u64 = 50;
 
 /// Measures how much of a step's shorter stages the pipeline hides behind the longest one.
 ///
@@ -53,9 +59,12 @@ pub(crate) struct Args {
     /// The device: auto, cpu, or cuda:N
     #[arg(long, value_name = "DEVICE", default_value = "auto")]
     device: Target,
-    /// Samples of a batch
-    #[arg(long, value_name = "N", default_value = "32", value_parser = up_to(1, 1 << 30))]
-    batch_size: u64,
+    #[cfg(feature = "image")]
+    #[command(flatten)]
+    images: images::Options,
+    /// Samples of a batch [default: 32; with --images 256 or 16, by the recipe]
+    #[arg(long, value_name = "N", value_parser = up_to(1, 1 << 30))]
+    batch_size: Option<u64>,
     /// Threads that decode; 0: the consumer's own [default: the CPUs there are]
     #[arg(long, value_name = "N", value_parser = up_to(0, 1024))]
     workers: Option<u64>,
@@ -65,9 +74,9 @@ pub(crate) struct Args {
     /// Batches on the device
     #[arg(long, value_name = "N", default_value = "2", value_parser = up_to(1, 1024))]
     device_slots: u64,
-    /// Steps that are timed
-    #[arg(long, value_name = "N", default_value = "50", value_parser = value_parser!(u64).range(1..=1_000_000))]
-    steps: u64,
+    /// Steps that are timed [default: 50; with --images 10]
+    #[arg(long, value_name = "N", value_parser = value_parser!(u64).range(1..=1_000_000))]
+    steps: Option<u64>,
     /// What load, copy and compute take, in units of 10 ms; on a GPU the unit is what the copy of a batch takes, over COPY
     #[arg(long, value_name = "LOAD:COPY:COMPUTE", conflicts_with_all = ["decode_us", "link_gbps", "compute_ms"])]
     ratio: Option<Ratio>,
@@ -115,6 +124,10 @@ impl Args {
         self.record_bytes.unwrap_or(RECORD_BYTES)
     }
 
+    fn batch_size(&self) -> u64 {
+        self.batch_size.unwrap_or(BATCH_SIZE)
+    }
+
     /// The ratio that was asked for, or stands in for times that were not.
     fn ratio(&self) -> Option<Ratio> {
         let times = [self.decode_us, self.link_gbps, self.compute_ms];
@@ -127,7 +140,7 @@ impl Args {
         let mut plan = self.plan();
         if let Some(ratio) = self.ratio() {
             ratio.set_work(&mut plan, EACH);
-            ratio.set_link(&mut plan, EACH, self.record_bytes() * self.batch_size);
+            ratio.set_link(&mut plan, EACH, self.record_bytes() * self.batch_size());
         }
         plan
     }
@@ -136,7 +149,7 @@ impl Args {
     fn plan_on_gpu(&self, rig: &Rig, data: &Arc<Data>) -> anyhow::Result<Plan> {
         let mut plan = self.plan();
         if let Some(ratio) = self.ratio() {
-            let copy = plan.copy_alone(rig, data, &ProgressBar::hidden())?;
+            let copy = plan.copy_alone(rig, &Feed::records(data, &plan), &ProgressBar::hidden())?;
             ratio.set_work(&mut plan, copy.div_f64(ratio.copy));
         }
         Ok(plan)
@@ -146,11 +159,11 @@ impl Args {
     fn plan(&self) -> Plan {
         let cores = || std::thread::available_parallelism().map_or(1, usize::from);
         Plan {
-            batch_size: self.batch_size,
+            batch_size: self.batch_size(),
             workers: self.workers.map_or_else(cores, |n| n as usize),
             host_slots: self.host_slots as usize,
             device_slots: self.device_slots as usize,
-            steps: self.steps,
+            steps: self.steps.unwrap_or(STEPS),
             decode: Duration::from_secs_f64(self.decode_us.unwrap_or(0.0) / 1e6),
             link_gbps: self.link_gbps,
             compute: Duration::from_secs_f64(self.compute_ms.unwrap_or(0.0) / 1e3),
@@ -187,16 +200,35 @@ impl Args {
 
     fn title(&self, device: &str, plan: &Plan) -> String {
         let source = self.records.as_ref().map_or("synthetic".into(), |path| path.display().to_string());
-        let plural = |n: usize, noun| format!("{n} {noun}{}", if n == 1 { "" } else { "s" });
-        format!(
-            "{source}: batches of {} × {} bytes, {}, {}, {}, {} steps, {device}",
-            plan.batch_size,
-            self.record_bytes(),
-            plural(plan.workers, "worker"),
-            plural(plan.host_slots, "host slot"),
-            plural(plan.device_slots, "device slot"),
-            plan.steps,
-        )
+        let batches = format!("batches of {} × {} bytes", plan.batch_size, self.record_bytes());
+        format!("{source}: {batches}, {}, {} steps, {device}", shape(plan), plan.steps)
+    }
+}
+
+/// Workers and slots in words.
+fn shape(plan: &Plan) -> String {
+    let plural = |n: usize, noun| format!("{n} {noun}{}", if n == 1 { "" } else { "s" });
+    let (workers, host) = (plural(plan.workers, "worker"), plural(plan.host_slots, "host slot"));
+    format!("{workers}, {host}, {}", plural(plan.device_slots, "device slot"))
+}
+
+fn progress_of(steps: u64) -> ProgressBar {
+    // Hidden by itself where stderr is no terminal.
+    let progress = ProgressBar::new(steps);
+    if let Ok(style) = ProgressStyle::with_template("{bar:40} {pos}/{len} steps, {eta} left  {msg}") {
+        progress.set_style(style);
+    }
+    progress
+}
+
+/// A table for people, and on request JSON for programs.
+fn print(table: &str, json: Option<serde_json::Value>) -> io::Result<()> {
+    match json {
+        Some(json) => {
+            writeln!(io::stdout(), "{json}")?;
+            writeln!(io::stderr(), "{table}")
+        }
+        None => writeln!(io::stdout(), "{table}"),
     }
 }
 
@@ -212,24 +244,24 @@ pub(crate) fn run(args: &Args) -> anyhow::Result<()> {
     if !rig.is_cpu() {
         args.fits_gpu()?;
     }
+    #[cfg(feature = "image")]
+    if let Some(path) = args.images.path() {
+        return images::run(args, path, &rig);
+    }
     let data = Arc::new(args.data(&args.plan())?);
     let plan = if rig.is_cpu() { args.plan_on_cpu() } else { args.plan_on_gpu(&rig, &data)? };
-    // Hidden by itself where stderr is no terminal.
-    let progress = ProgressBar::new(plan.steps_in_all());
-    if let Ok(style) = ProgressStyle::with_template("{bar:40} {pos}/{len} steps, {eta} left  {msg}") {
-        progress.set_style(style);
-    }
-    let measured = plan.measure(&rig, &data, &progress);
+    let progress = progress_of(plan.steps_in_all());
+    let measured = plan.measure(&rig, &Feed::records(&data, &plan), &progress);
     progress.finish_and_clear();
     let report = Report::new(&plan, &measured?);
     let device = if rig.is_cpu() { "CPU device".to_string() } else { rig.name() };
     let table = report.table(&args.title(&device, &plan));
-    if args.json {
-        writeln!(io::stdout(), "{}", report.json(&rig.name(), &plan, args.record_bytes()))?;
-        writeln!(io::stderr(), "{table}")?;
-    } else {
-        writeln!(io::stdout(), "{table}")?;
-    }
+    let json = args.json.then(|| {
+        let mut json = report.json(&rig.name(), &plan);
+        json["record_bytes"] = args.record_bytes().into();
+        json
+    });
+    print(&table, json)?;
     Ok(())
 }
 

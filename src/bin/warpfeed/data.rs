@@ -1,9 +1,15 @@
 //! The records of a benchmark.
 
 use std::path::Path;
+use std::sync::Arc;
+use std::time::Duration;
 
+use warpfeed::decode::{Decode, Sample};
 use warpfeed::source::{Part, RecordFile, Records, Source};
-use warpfeed::{ErrorKind, Field, Place, Result, SampleRng};
+use warpfeed::{ErrorKind, Field, Place, Result, Row, SampleRng};
+
+use crate::pace::paced;
+use crate::pipeline::{Feed, Plan};
 
 /// Synthetic records are cut out of this many bytes, more than a processor's caches hold.
 const POOL: usize = 64 << 20;
@@ -120,5 +126,46 @@ impl Records for Data {
             }
             Self::File(file) => file.read_into(index, rows),
         }
+    }
+}
+
+/// Copies a record into its row, and takes as long for it as was asked.
+#[derive(Debug, Clone, Copy)]
+pub(crate) struct Copied {
+    time: Duration,
+    spin: bool,
+}
+
+impl Feed<Data, Copied> {
+    /// The records of `data`, in order, decoded as `plan` says.
+    pub(crate) fn records(data: &Arc<Data>, plan: &Plan) -> Self {
+        let decode = Copied { time: plan.decode, spin: plan.spin };
+        Self { source: data.clone(), decode, shuffle: None }
+    }
+}
+
+impl Decode<Arc<Data>> for Copied {
+    type Scratch = ();
+
+    fn fields(&self, source: &Arc<Data>) -> Result<Vec<Field>> {
+        Ok(source.parts().iter().map(|part| part.field.clone()).collect())
+    }
+
+    fn decode(
+        &self,
+        sample: &mut Sample<'_, Arc<Data>>,
+        (): &mut (),
+        row: &mut Row<'_>,
+    ) -> anyhow::Result<()> {
+        let mut copy = |sample: &mut Sample<'_, Arc<Data>>| match **sample.source() {
+            Data::Synthetic(_) => row.copy(0, sample.read()?),
+            Data::File(_) => sample.read_into(row),
+        };
+        if self.time.is_zero() {
+            copy(sample)?;
+        } else {
+            paced(self.time, self.spin, || copy(sample))?;
+        }
+        Ok(())
     }
 }

@@ -4,6 +4,8 @@ mod bench;
 mod check;
 mod data;
 mod doctor;
+#[cfg(feature = "image")]
+mod images;
 #[cfg(feature = "cuda")]
 mod kernel;
 mod pace;
@@ -11,6 +13,7 @@ mod pipeline;
 mod ratio;
 mod report;
 mod rig;
+mod usage;
 
 use std::io::{self, IsTerminal, Write};
 use std::process::ExitCode;
@@ -31,7 +34,7 @@ struct Cli {
 
 #[derive(Debug, Subcommand)]
 enum Command {
-    Bench(bench::Args),
+    Bench(Box<bench::Args>),
     Check(check::Args),
     Doctor(doctor::Args),
 }

@@ -1,24 +1,33 @@
 //! The pipeline of a benchmark: as a whole, one step after another, and stage by stage.
 
+use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
 use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
 
 use indicatif::ProgressBar;
 use warpfeed::decode::{Decode, Sample};
-use warpfeed::sampler::{Sampler, Sequential};
-use warpfeed::source::{Records, Source};
-use warpfeed::{Event, Field, Loader, Result, Row, Stage, Stats};
+use warpfeed::sampler::{Sampler, Sequential, Shuffle};
+use warpfeed::source::Source;
+use warpfeed::{Event, Field, FieldKind, Loader, Result, Row, Stage, Stats};
 
-use crate::data::Data;
-use crate::pace::paced;
 use crate::rig::Rig;
+use crate::usage::Usage;
 
 /// The stages run alone for at most this many steps: enough to know how long one takes.
 const ALONE: u64 = 100;
 /// Slots of a stage that runs alone, so that nothing else holds it up.
 const ALONE_SLOTS: usize = 3;
 
-/// What is run.
+/// What is loaded.
+#[derive(Debug)]
+pub(crate) struct Feed<S, D> {
+    pub(crate) source: Arc<S>,
+    pub(crate) decode: D,
+    /// The seed of a shuffled order; `None`: the source's.
+    pub(crate) shuffle: Option<u64>,
+}
+
+/// How it is run.
 #[derive(Debug, Clone, Copy)]
 pub(crate) struct Plan {
     pub(crate) batch_size: u64,
@@ -69,9 +78,24 @@ impl Plan {
         self.warm_up() + self.steps
     }
 
-    /// Steps of all runs, for a progress bar.
+    /// The warm-up of a run that only loads: nobody is slower than the loader, which so is never ahead.
+    fn short_warm_up(&self) -> u64 {
+        self.warm_up().min(self.steps.div_ceil(4))
+    }
+
+    /// Steps of [`Plan::load_alone`], for a progress bar.
+    pub(crate) fn steps_of_loading(&self) -> u64 {
+        self.short_warm_up() + self.steps
+    }
+
+    /// Steps of [`Plan::measure_after`], for a progress bar.
+    pub(crate) fn steps_after_loading(&self) -> u64 {
+        2 * self.batches() + self.alone(self).batches() + self.alone(self).steps
+    }
+
+    /// Steps of [`Plan::measure`], for a progress bar.
     pub(crate) fn steps_in_all(&self) -> u64 {
-        2 * self.batches() + 2 * self.alone(self).batches() + self.alone(self).steps
+        self.steps_after_loading() + self.alone(self).steps_of_loading()
     }
 
     /// This plan with as many slots and steps as a stage alone needs.
@@ -81,25 +105,64 @@ impl Plan {
         Self { host_slots, device_slots, steps: self.steps.min(ALONE), ..*stage }
     }
 
-    /// Measures it all, over `data` on `rig`.
+    /// Loads, and does nothing with what comes.
+    ///
+    /// # Errors
+    /// As [`Plan::measure`].
+    pub(crate) fn load_alone<S, D>(&self, rig: &Rig, feed: &Feed<S, D>, progress: &ProgressBar) -> Result<Run>
+    where
+        S: Source,
+        D: Decode<Arc<S>> + Clone,
+    {
+        progress.set_message("load alone");
+        let free_link = Self { link_gbps: None, compute: Duration::ZERO, ..*self };
+        free_link.run(rig, feed, Mode::Loading, progress)
+    }
+
+    /// Measures it all, over `feed` on `rig`.
     ///
     /// # Errors
     /// What the loader and the device meet.
-    pub(crate) fn measure(&self, rig: &Rig, data: &Arc<Data>, progress: &ProgressBar) -> Result<Measured> {
-        progress.set_message("load alone");
-        let free_link = Self { link_gbps: None, compute: Duration::ZERO, ..*self };
-        let load = self.alone(&free_link).run(rig, data, Mode::Overlapped, progress)?;
+    pub(crate) fn measure<S, D>(
+        &self,
+        rig: &Rig,
+        feed: &Feed<S, D>,
+        progress: &ProgressBar,
+    ) -> Result<Measured>
+    where
+        S: Source,
+        D: Decode<Arc<S>> + Clone,
+    {
+        let load = self.alone(self).load_alone(rig, feed, progress)?;
+        self.measure_after(load.time_to_load(self.workers), rig, feed, progress)
+    }
+
+    /// Measures all but what a step's loading takes.
+    ///
+    /// # Errors
+    /// As [`Plan::measure`].
+    pub(crate) fn measure_after<S, D>(
+        &self,
+        load: Duration,
+        rig: &Rig,
+        feed: &Feed<S, D>,
+        progress: &ProgressBar,
+    ) -> Result<Measured>
+    where
+        S: Source,
+        D: Decode<Arc<S>> + Clone,
+    {
         progress.set_message("copy alone");
-        let copy = self.copy_alone(rig, data, progress)?;
+        let copy = self.copy_alone(rig, feed, progress)?;
         progress.set_message("compute alone");
         let compute = self.alone(self).compute_alone(rig, progress)?;
         progress.set_message("serial");
         let one_slot = Self { host_slots: 1, device_slots: 1, ..*self };
-        let serial = one_slot.run(rig, data, Mode::Serial, progress)?;
+        let serial = one_slot.run(rig, feed, Mode::Serial, progress)?;
         progress.set_message("overlapped");
-        let run = self.run(rig, data, Mode::Overlapped, progress)?;
+        let run = self.run(rig, feed, Mode::Overlapped, progress)?;
         Ok(Measured {
-            load: load.time_to_load(self.workers),
+            load,
             copy,
             compute,
             serial: serial.step,
@@ -117,9 +180,18 @@ impl Plan {
     ///
     /// # Errors
     /// As [`Plan::measure`].
-    pub(crate) fn copy_alone(&self, rig: &Rig, data: &Arc<Data>, progress: &ProgressBar) -> Result<Duration> {
+    pub(crate) fn copy_alone<S, D>(
+        &self,
+        rig: &Rig,
+        feed: &Feed<S, D>,
+        progress: &ProgressBar,
+    ) -> Result<Duration>
+    where
+        S: Source,
+        D: Decode<Arc<S>> + Clone,
+    {
         let no_work = Self { compute: Duration::ZERO, ..*self };
-        Ok(self.alone(&no_work).run(rig, data, Mode::Undecoded, progress)?.step)
+        Ok(self.alone(&no_work).run(rig, feed, Mode::Undecoded, progress)?.step)
     }
 
     /// What a step of the consumer takes on a stream that has nothing else to do.
@@ -147,38 +219,58 @@ impl Plan {
     ///
     /// # Errors
     /// As [`Plan::measure`].
-    pub(crate) fn run(&self, rig: &Rig, data: &Arc<Data>, mode: Mode, progress: &ProgressBar) -> Result<Run> {
+    pub(crate) fn run<S, D>(
+        &self,
+        rig: &Rig,
+        feed: &Feed<S, D>,
+        mode: Mode,
+        progress: &ProgressBar,
+    ) -> Result<Run>
+    where
+        S: Source,
+        D: Decode<Arc<S>> + Clone,
+    {
         let device = rig.device(self.link_gbps);
         let stream = device.new_stream()?;
-        let (warm_up, batches) = (self.warm_up(), self.batches());
+        let warm_up = if mode == Mode::Loading { self.short_warm_up() } else { self.warm_up() };
+        let batches = warm_up + self.steps;
         let event = |_| device.new_event();
         let starts = (0..batches).map(event).collect::<Result<Vec<Event>>>()?;
         let ends = (0..batches).map(event).collect::<Result<Vec<Event>>>()?;
         let (begun, built) = (device.new_event()?, device.new_event()?);
 
-        let len = data.len().unwrap_or(0);
+        let len = feed.source.len().unwrap_or(0);
+        let shuffle = feed.shuffle.map(|seed| Shuffle::new(len, seed));
         let epoch_batches = (len / self.batch_size).max(1);
         let numbers = Numbers { epoch_batches, batch_size: self.batch_size };
-        let watch = Arc::new(Watch { numbers, last: batches - 1, decoded: Mutex::new(None) });
+        let watch = Arc::new(Watch::new(numbers, batches - 1, shuffle.as_ref()));
         // Without workers `next` does it all, when it is asked: a gate would only lock out the one who opens it.
         let gated = mode == Mode::Serial && self.workers > 0;
         let gate =
             Arc::new(Gate { opened: Mutex::new(if gated { 0 } else { u64::MAX }), more: Condvar::new() });
 
         stream.record(&begun)?;
-        let loader = Loader::builder(data.clone())
-            .decode(Bench { plan: *self, skip: mode == Mode::Undecoded, watch: watch.clone() })
-            .sampler(OnDemand { order: Sequential::new(len), numbers, gate: gate.clone() })
+        let order: Box<dyn Sampler> = match shuffle {
+            Some(shuffle) => Box::new(shuffle),
+            None => Box::new(Sequential::new(len)),
+        };
+        let decode = feed.decode.clone();
+        let skip = (mode == Mode::Undecoded).then(|| feed.decode.fields(&feed.source)).transpose()?;
+        let loader = Loader::builder(feed.source.clone())
+            .decode(Watched { decode, skip, watch: watch.clone() })
+            .sampler(OnDemand { order, numbers, gate: gate.clone() })
+            .seed(feed.shuffle.unwrap_or(0))
             .batch_size(usize::try_from(self.batch_size).unwrap_or(usize::MAX))
             .workers(self.workers)
             .host_slots(self.host_slots)
             .device_slots(self.device_slots)
             .drop_last(true)
-            .epochs(batches.div_ceil(epoch_batches))
+            .epochs(batches.div_ceil(epoch_batches) + 1) // so that the workers have no less to do at the end
             .build(&device)?;
         stream.record(&built)?;
         let _open = Open(&gate); // dropped before the loader, whose feeder may be waiting there
 
+        let mut from = None;
         let mut marks = starts.iter().zip(&ends);
         let mut next = marks.next();
         let mut number = 0;
@@ -195,6 +287,9 @@ impl Plan {
                 if mode == Mode::Serial {
                     stream.synchronize()?;
                 }
+                if number + 1 == warm_up {
+                    from = Some((Usage::now(), watch.count.load(Relaxed)));
+                }
                 drop(batch);
                 progress.inc(1);
                 (next, number) = (marks.next(), number + 1);
@@ -202,6 +297,7 @@ impl Plan {
         }
         stream.synchronize()?;
         let done = Instant::now();
+        let (until, count) = (Usage::now(), watch.count.load(Relaxed));
 
         let timed = ends.windows(2).zip(starts.iter().skip(1)).skip(warm_up as usize - 1);
         let (mut all, mut stall) = (Duration::ZERO, Duration::ZERO);
@@ -213,12 +309,19 @@ impl Plan {
         let first = starts.first().map_or(Ok(Duration::ZERO), |start| start.elapsed_since(&begun))?;
         let fill = starts.first().map_or(Ok(Duration::ZERO), |start| start.elapsed_since(&built))?;
         let decoded = *lock(&watch.decoded);
+        let used = from.map_or_else(Used::default, |(from, before)| Used {
+            samples: count - before,
+            wall: until.at - from.at,
+            cpu: until.cpu.saturating_sub(from.cpu),
+        });
         Ok(Run {
             step: each(all, self.steps),
             stall: each(stall, self.steps),
             first_batch: first,
             fill,
-            drain: decoded.map_or(Duration::ZERO, |at| done - at),
+            drain: decoded.map_or(Duration::ZERO, |at| done.saturating_duration_since(at)),
+            slot_bytes: loader.spec().bytes(),
+            used,
             stats: loader.stats(),
         })
     }
@@ -234,6 +337,8 @@ pub(crate) enum Mode {
     Overlapped,
     /// A batch is loaded when it is asked for, and the next is asked for when the step that uses it is over.
     Serial,
+    /// As overlapped, and nothing is done with the batches.
+    Loading,
     /// As overlapped, with rows that nobody writes.
     Undecoded,
 }
@@ -245,13 +350,36 @@ pub(crate) struct Run {
     first_batch: Duration,
     fill: Duration,
     drain: Duration,
+    /// Bytes of a slot.
+    pub(crate) slot_bytes: usize,
+    pub(crate) used: Used,
     pub(crate) stats: Stats,
+}
+
+/// What the process used for its samples, from the end of the warm-up to the last batch.
+#[derive(Debug, Clone, Copy, Default)]
+pub(crate) struct Used {
+    /// Samples that were decoded, those in flight counted.
+    pub(crate) samples: u64,
+    pub(crate) wall: Duration,
+    /// User and system time of all threads.
+    pub(crate) cpu: Duration,
+}
+
+impl Used {
+    pub(crate) fn samples_per_s(&self) -> f64 {
+        self.samples as f64 / self.wall.as_secs_f64().max(1e-9)
+    }
+
+    pub(crate) fn cpu_s_per_1000(&self) -> f64 {
+        self.cpu.as_secs_f64() * 1e3 / self.samples.max(1) as f64
+    }
 }
 
 impl Run {
     /// What the workers take for a batch. Where copying the bytes took most of the time, the rate of the batches
     /// says nothing about the workers, and their own clocks do.
-    fn time_to_load(&self, workers: usize) -> Duration {
+    pub(crate) fn time_to_load(&self, workers: usize) -> Duration {
         let busy = self.stats.busy(Stage::Read) + self.stats.busy(Stage::Decode);
         let by_clock = busy / u32::try_from(workers.max(1)).unwrap_or(u32::MAX);
         let by_clock = each(by_clock, self.stats.batches);
@@ -260,7 +388,7 @@ impl Run {
     }
 }
 
-/// How a sample's place tells the number of its batch, over all epochs, under a sequential order.
+/// How a position tells the number of its batch, over all epochs.
 #[derive(Debug, Clone, Copy)]
 struct Numbers {
     epoch_batches: u64,
@@ -273,50 +401,74 @@ impl Numbers {
     }
 }
 
-/// Notes when the last sample that is used was decoded.
+/// Counts samples, and notes when the last one that is used was decoded.
 struct Watch {
-    numbers: Numbers,
-    last: u64,
+    count: AtomicU64,
+    /// The epoch of the last batch that is used, and which samples are in it.
+    last: (u64, Box<dyn Fn(u64) -> bool + Send + Sync>),
     decoded: Mutex<Option<Instant>>,
 }
 
-/// The decoder: copies a record into its row, and takes as long for it as the plan says.
-struct Bench {
-    plan: Plan,
-    skip: bool,
+impl Watch {
+    /// `order` is that of the samples; `None`: the source's.
+    fn new(numbers: Numbers, last: u64, order: Option<&Shuffle>) -> Self {
+        let (epoch, batch) = (last / numbers.epoch_batches, last % numbers.epoch_batches);
+        let positions = batch * numbers.batch_size..(batch + 1) * numbers.batch_size;
+        let is_last: Box<dyn Fn(u64) -> bool + Send + Sync> = match order {
+            None => Box::new(move |index| positions.contains(&index)),
+            Some(order) => {
+                let positions = positions.start..positions.end.min(order.len());
+                let mut indices: Vec<u64> = positions.map(|at| order.index(epoch, at)).collect();
+                indices.sort_unstable();
+                Box::new(move |index| indices.binary_search(&index).is_ok())
+            }
+        };
+        Self { count: AtomicU64::new(0), last: (epoch, is_last), decoded: Mutex::new(None) }
+    }
+
+    fn see(&self, epoch: u64, index: u64) {
+        self.count.fetch_add(1, Relaxed);
+        let (last, holds) = &self.last;
+        if epoch == *last && holds(index) {
+            *lock(&self.decoded) = Some(Instant::now());
+        }
+    }
+}
+
+/// A decoder whose samples are counted, or one that leaves rows as they are.
+struct Watched<D> {
+    decode: D,
+    /// The fields that are left as they are; `None`: they are written.
+    skip: Option<Vec<Field>>,
     watch: Arc<Watch>,
 }
 
-impl Decode<Arc<Data>> for Bench {
-    type Scratch = ();
+impl<S: Source, D: Decode<S>> Decode<S> for Watched<D> {
+    type Scratch = D::Scratch;
 
-    fn fields(&self, source: &Arc<Data>) -> Result<Vec<Field>> {
-        Ok(source.parts().iter().map(|part| part.field.clone()).collect())
+    fn fields(&self, source: &S) -> Result<Vec<Field>> {
+        self.decode.fields(source)
     }
 
     fn decode(
         &self,
-        sample: &mut Sample<'_, Arc<Data>>,
-        (): &mut (),
+        sample: &mut Sample<'_, S>,
+        scratch: &mut D::Scratch,
         row: &mut Row<'_>,
     ) -> anyhow::Result<()> {
-        if self.skip {
-            row.overwrite(0)?;
+        if let Some(fields) = &self.skip {
+            for (number, field) in fields.iter().enumerate() {
+                match field.kind() {
+                    FieldKind::Fixed { .. } => _ = row.overwrite(number)?,
+                    // Boxes: the one field of that kind that is loaded here.
+                    FieldKind::Ragged { .. } => _ = row.ragged::<f32>(number, 0)?,
+                    _ => _ = row.text(number)?,
+                }
+            }
             return Ok(());
         }
-        let (time, spin) = (self.plan.decode, self.plan.spin);
-        let mut copy = |sample: &mut Sample<'_, Arc<Data>>| match **sample.source() {
-            Data::Synthetic(_) => row.copy(0, sample.read()?),
-            Data::File(_) => sample.read_into(row),
-        };
-        if time.is_zero() {
-            copy(sample)?
-        } else {
-            paced(time, spin, || copy(sample))?
-        }
-        if self.watch.numbers.of(sample.epoch(), sample.index()) == self.watch.last {
-            *lock(&self.watch.decoded) = Some(Instant::now());
-        }
+        self.decode.decode(sample, scratch, row)?;
+        self.watch.see(sample.epoch(), sample.index());
         Ok(())
     }
 }
@@ -352,10 +504,10 @@ impl Drop for Open<'_> {
     }
 }
 
-/// The records in order, a batch's indices not before the gate lets it pass. The feeder asks for them before it
+/// The samples in their order, a batch's indices not before the gate lets it pass. The feeder asks for them before it
 /// hands the batch to the workers, so that these wait for nothing and their clocks stay true.
 struct OnDemand {
-    order: Sequential,
+    order: Box<dyn Sampler>,
     numbers: Numbers,
     gate: Arc<Gate>,
 }

@@ -65,10 +65,9 @@ impl Report {
     }
 
     /// One line of JSON.
-    pub(crate) fn json(&self, device: &str, plan: &Plan, record_bytes: u64) -> serde_json::Value {
+    pub(crate) fn json(&self, device: &str, plan: &Plan) -> serde_json::Value {
         json!({
             "device": device,
-            "record_bytes": record_bytes,
             "batch_size": plan.batch_size,
             "workers": plan.workers,
             "host_slots": plan.host_slots,

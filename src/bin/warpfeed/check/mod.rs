@@ -13,7 +13,7 @@ use indicatif::ProgressBar;
 use serde_json::{Value, json};
 
 use crate::data::Data;
-use crate::pipeline::{Mode, Plan};
+use crate::pipeline::{Feed, Mode, Plan};
 use crate::report::figure;
 use crate::rig::{Rig, Target};
 use link::Link;
@@ -215,7 +215,8 @@ impl Check<'_> {
             spin: false,
         };
         let data = Arc::new(Data::synthetic(plan.batches() * rows, row_bytes));
-        let run = plan.run(self.rig, &data, Mode::Undecoded, &ProgressBar::hidden())?;
+        let run =
+            plan.run(self.rig, &Feed::records(&data, &plan), Mode::Undecoded, &ProgressBar::hidden())?;
         let batch = run.stats.bytes / run.stats.batches.max(1);
         let rate = batch as f64 / run.step.as_secs_f64().max(1e-9) / 1e9;
         let share = limit.map(|limit| rate / limit);
