@@ -1,5 +1,6 @@
 //! Fields, labels and options.
 
+use warpfeed::decode::codec::{self, Codec, Color, Wish};
 use warpfeed::decode::{Decode, Geometry, Image, OnTruncated, Orientation};
 use warpfeed::source::{self, Labels, Picture, PictureRecord};
 use warpfeed::{ErrorKind, Loader};
@@ -229,5 +230,33 @@ fn a_file_that_ends_early_is_an_error_or_delivered_flagged_and_counted() {
         batch.synchronize().unwrap();
         assert_eq!(*batch.host::<bool>("partial").unwrap(), [false, true]);
         assert_eq!(counts.partial(), 1);
+    });
+}
+
+/// 64 × 32 pixels in a letterbox of 32 × 32 are exactly the half.
+#[test]
+fn scaled_decoding_gives_the_codecs_half_and_the_same_geometry() {
+    within(MINUTE, || {
+        let bytes = case("exif6.jpg");
+        let row = |image| deliver(source::from_vec(vec![bytes.clone()]), image, 0).remove(0);
+        let full = row(Image::rgb8(32, 32).letterbox());
+        let half = row(Image::rgb8(32, 32).letterbox().scaled_decoding(true));
+        assert_eq!(half.geometry, full.geometry);
+        let head = codec::head(&bytes, codec::Limits::default()).unwrap();
+        let mut wish = Wish::new(&head, Color::Rgb8);
+        wish.shrink = 2;
+        let mut codec = Codec::default();
+        let pixels = codec.decode(&bytes, &head, &wish).unwrap();
+        if cfg!(feature = "turbojpeg") {
+            assert_eq!((pixels.width, pixels.height), (32, 16));
+            let expected = Pixels { width: 32, height: 16, rgb: pixels.bytes.to_vec() };
+            assert!(half.image == expected.on(32, 32, 114, [0, 8]).rgb);
+            assert!(half.image != full.image, "another filter");
+        } else {
+            assert_eq!(pixels.shrink, 1);
+            assert!(half.image == full.image, "a codec that can't, doesn't");
+        }
+        let mean = |row: &[u8]| row.iter().map(|&v| f64::from(v)).sum::<f64>() / row.len() as f64;
+        assert!((mean(&half.image) - mean(&full.image)).abs() < 2.0);
     });
 }

@@ -72,7 +72,11 @@ impl Painter {
             lenient: painting.lenient,
         };
         let whole = Rect { x: 0, y: 0, width: stored[0], height: stored[1] };
-        let partial = if turn.is_none() && wish.shrink == 1 && crop == whole && shown == stored {
+        // Neither turned nor resized: into the row, at whole fractions of the size too.
+        let by = if Codec::shrinks(head.format) { wish.shrink } else { 1 };
+        let as_decoded =
+            crop == whole && shown.map(|v| u64::from(v) * u64::from(by)) == stored.map(u64::from);
+        let partial = if turn.is_none() && as_decoded {
             let start = place.y as usize * stride + place.x as usize * N;
             let out = row.get_mut(start..).unwrap_or_default();
             self.codec.decode_into(bytes, head, &wish, out, stride)?

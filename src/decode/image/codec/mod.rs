@@ -254,6 +254,11 @@ impl Codec {
         Ok(Pixels { bytes: &self.pixels, width, height, x: 0, y: 0, shrink: 1, partial: partial? })
     }
 
+    /// Whether this format is decoded at the fraction of its size that is asked for.
+    pub(crate) fn shrinks(format: Format) -> bool {
+        cfg!(feature = "turbojpeg") && format == Format::Jpeg
+    }
+
     /// Decodes the whole image, unless `shrink` says otherwise at 1/`shrink` of its size, into `out`, whose rows are `stride` bytes apart; whether the
     /// file ended early. What lies between the rows stays as it is. After an error `out` holds anything.
     ///
