@@ -6,6 +6,8 @@ mod data;
 mod doctor;
 #[cfg(feature = "image")]
 mod images;
+#[cfg(feature = "image")]
+mod inspect;
 #[cfg(feature = "cuda")]
 mod kernel;
 mod pace;
@@ -40,6 +42,8 @@ enum Command {
     Check(check::Args),
     Doctor(doctor::Args),
     #[cfg(feature = "image")]
+    Inspect(inspect::Args),
+    #[cfg(feature = "image")]
     Verify(verify::Args),
 }
 
@@ -57,6 +61,8 @@ fn main() -> ExitCode {
         Command::Bench(args) => (bench::run(&args).map(|()| ExitCode::SUCCESS), 1),
         Command::Check(args) => (check::run(&args).map(|()| ExitCode::SUCCESS), 1),
         Command::Doctor(args) => (doctor::run(&args).map(|()| ExitCode::SUCCESS), 1),
+        #[cfg(feature = "image")]
+        Command::Inspect(args) => (inspect::run(&args).map(|()| ExitCode::SUCCESS), 1),
         #[cfg(feature = "image")]
         Command::Verify(args) => (verify::run(&args), 2),
     };
