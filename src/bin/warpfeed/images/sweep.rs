@@ -3,7 +3,7 @@
 use std::io;
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering::Relaxed};
-use std::sync::mpsc::{Receiver, RecvTimeoutError, Sender, channel};
+use std::sync::mpsc::{RecvTimeoutError, Sender, channel};
 use std::sync::{Arc, Mutex, PoisonError};
 use std::time::{Duration, Instant};
 
@@ -14,6 +14,9 @@ const LOOK: Duration = Duration::from_millis(100);
 
 /// A check of samples by number, with a memory that each thread has for itself.
 pub(crate) type Check<C, T> = Arc<dyn Fn(&mut C, u64) -> Result<T, Error> + Send + Sync>;
+
+/// The outcome of one number.
+type Outcome<T> = (u64, Result<T, Error>);
 
 struct Shared<C, T> {
     len: u64,
@@ -39,7 +42,7 @@ pub(crate) fn sweep<C: Default + 'static, T: Send + 'static>(
 ) -> io::Result<()> {
     let at = Mutex::new(Vec::new());
     let shared = Arc::new(Shared { len, check, next: AtomicU64::new(0), stop: AtomicBool::new(false), at });
-    let (give, take): (Sender<_>, Receiver<(u64, Result<T, Error>)>) = channel();
+    let (give, take) = channel::<Outcome<T>>();
     let most = usize::try_from(len).unwrap_or(usize::MAX);
     for _ in 0..workers.clamp(1, most.max(1)) {
         start(&shared, &give)?;
@@ -80,7 +83,7 @@ fn give_up<C, T>(shared: &Shared<C, T>, patience: Duration) -> Vec<(u64, Instant
 
 fn start<C: Default + 'static, T: Send + 'static>(
     shared: &Arc<Shared<C, T>>,
-    give: &Sender<(u64, Result<T, Error>)>,
+    give: &Sender<Outcome<T>>,
 ) -> io::Result<()> {
     let (shared, give) = (shared.clone(), give.clone());
     let own = {
@@ -134,7 +137,7 @@ mod tests {
         let (begun, mut last) = (Instant::now(), 0);
         sweep(
             100,
-            (2, Duration::from_millis(300)),
+            (2, Duration::from_secs(4)), // longer than a panic takes to be printed on a busy machine
             check,
             |number, outcome| assert!(seen.insert(number, outcome).is_none(), "{number} came twice"),
             |done| {
