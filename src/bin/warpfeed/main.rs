@@ -6,6 +6,8 @@ mod data;
 mod doctor;
 #[cfg(feature = "image")]
 mod images;
+#[cfg(feature = "image")]
+mod inspect;
 #[cfg(feature = "cuda")]
 mod kernel;
 mod pace;
@@ -14,6 +16,8 @@ mod ratio;
 mod report;
 mod rig;
 mod usage;
+#[cfg(feature = "image")]
+mod verify;
 
 use std::io::{self, IsTerminal, Write};
 use std::process::ExitCode;
@@ -37,6 +41,10 @@ enum Command {
     Bench(Box<bench::Args>),
     Check(check::Args),
     Doctor(doctor::Args),
+    #[cfg(feature = "image")]
+    Inspect(inspect::Args),
+    #[cfg(feature = "image")]
+    Verify(verify::Args),
 }
 
 fn main() -> ExitCode {
@@ -48,19 +56,24 @@ fn main() -> ExitCode {
     };
     let format = tracing_subscriber::fmt().without_time().with_target(false).with_max_level(level);
     format.with_writer(io::stderr).with_ansi(io::stderr().is_terminal()).init();
-    let outcome = match cli.command {
-        Command::Bench(args) => bench::run(&args),
-        Command::Check(args) => check::run(&args),
-        Command::Doctor(args) => doctor::run(&args),
+    // The status of an error: of a verification 1 says something else.
+    let (outcome, status) = match cli.command {
+        Command::Bench(args) => (bench::run(&args).map(|()| ExitCode::SUCCESS), 1),
+        Command::Check(args) => (check::run(&args).map(|()| ExitCode::SUCCESS), 1),
+        Command::Doctor(args) => (doctor::run(&args).map(|()| ExitCode::SUCCESS), 1),
+        #[cfg(feature = "image")]
+        Command::Inspect(args) => (inspect::run(&args).map(|()| ExitCode::SUCCESS), 1),
+        #[cfg(feature = "image")]
+        Command::Verify(args) => (verify::run(&args), 2),
     };
     match outcome {
-        Ok(()) => ExitCode::SUCCESS,
+        Ok(status) => status,
         // Who reads our output has seen enough.
         Err(error) if is_broken_pipe(&error) => ExitCode::SUCCESS,
         Err(error) => {
             // Nobody is left to tell where this fails.
             let _ = writeln!(io::stderr(), "error: {error}");
-            ExitCode::FAILURE
+            ExitCode::from(status)
         }
     }
 }

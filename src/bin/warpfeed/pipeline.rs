@@ -344,6 +344,7 @@ pub(crate) enum Mode {
 }
 
 /// What one run took.
+#[cfg_attr(not(feature = "image"), allow(dead_code, reason = "told of images alone"))]
 pub(crate) struct Run {
     pub(crate) step: Duration,
     stall: Duration,
@@ -358,6 +359,7 @@ pub(crate) struct Run {
 
 /// What the process used for its samples, from the end of the warm-up to the last batch.
 #[derive(Debug, Clone, Copy, Default)]
+#[cfg_attr(not(feature = "image"), allow(dead_code, reason = "told of images alone"))]
 pub(crate) struct Used {
     /// Samples that were decoded, those in flight counted.
     pub(crate) samples: u64,
@@ -366,6 +368,7 @@ pub(crate) struct Used {
     pub(crate) cpu: Duration,
 }
 
+#[cfg_attr(not(feature = "image"), allow(dead_code, reason = "told of images alone"))]
 impl Used {
     pub(crate) fn samples_per_s(&self) -> f64 {
         self.samples as f64 / self.wall.as_secs_f64().max(1e-9)

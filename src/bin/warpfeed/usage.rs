@@ -1,5 +1,7 @@
 //! What this process has used.
 
+#![cfg_attr(not(feature = "image"), allow(dead_code, reason = "told of images alone"))]
+
 use std::time::{Duration, Instant};
 
 /// The processors' time, and the clock's at the same moment.

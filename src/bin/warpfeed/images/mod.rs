@@ -1,6 +1,13 @@
 //! Sets of images: what a path is, and how a network sees its samples.
 
+mod found;
+mod look;
+mod sweep;
+
 use clap::ValueEnum;
+pub(crate) use found::{Found, error_json};
+pub(crate) use look::{Look, place};
+pub(crate) use sweep::{Check, sweep};
 use warpfeed::decode::Image;
 use warpfeed::source::Labels;
 

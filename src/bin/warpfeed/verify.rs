@@ -1,0 +1,255 @@
+//! `warpfeed verify`: every sample read and decoded in full.
+
+use std::cell::{Cell, RefCell};
+use std::collections::{BTreeMap, HashSet};
+use std::hash::{DefaultHasher, Hash, Hasher};
+use std::io::{self, Write};
+use std::path::PathBuf;
+use std::process::ExitCode;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering::Relaxed};
+use std::time::{Duration, Instant};
+
+use clap::value_parser;
+use indicatif::{ProgressBar, ProgressStyle};
+use serde_json::{Value, json};
+use warpfeed::Error;
+use warpfeed::decode::codec::{Codec, Color, Wish};
+use warpfeed::source::{Bundle, Dataset, Source};
+
+use crate::images::{Check, Found, Look, error_json, place, sweep};
+
+/// A sample that takes longer is reported, and left to itself.
+const PATIENCE: Duration = Duration::from_secs(60);
+/// The exit status of a process that was interrupted.
+const INTERRUPT: u8 = 130;
+/// Without a terminal, how often it is said how far it is.
+const EVERY: Duration = Duration::from_secs(5);
+
+/// Reads and decodes every image of a data set in full, and names each that a loader could not use.
+///
+/// PATH is a folder of class folders or of images, tar shards (a file, a folder of them, a pattern), or a detection set. Bad are
+/// files that can't be read, are empty, corrupt, cut, of a format that is not read or larger than the limits, labels that are malformed
+/// or missing where the others have one, and damaged shards. Nothing is written.
+///
+/// The exit status is 0 where all is good, 1 where something is bad, 2 where nothing could be read.
+#[derive(Debug, clap::Args)]
+pub(crate) struct Args {
+    /// The data set
+    path: PathBuf,
+    /// Threads that read and decode [default: the CPUs there are]
+    #[arg(long, value_name = "N", value_parser = value_parser!(u64).range(1..=1024))]
+    workers: Option<u64>,
+    /// Prints a line of JSON for each bad sample and one for the summary, which has the key "samples"
+    #[arg(long)]
+    json: bool,
+}
+
+static INTERRUPTED: AtomicBool = AtomicBool::new(false);
+
+extern "C" fn interrupt(signal: libc::c_int) {
+    INTERRUPTED.store(true, Relaxed);
+    // SAFETY: `signal` may be called in a handler, and the default action is always there: it ends the process the second time.
+    unsafe { libc::signal(signal, libc::SIG_DFL) };
+}
+
+/// What was seen so far.
+#[derive(Default)]
+struct Tally {
+    seen: u64,
+    bad_samples: u64,
+    /// Bad samples and flaws by the name of their kind.
+    kinds: BTreeMap<String, u64>,
+    misnamed: u64,
+    first_misnamed: Option<(u64, String)>,
+    /// Hashes of the keys of shards' samples.
+    keys: HashSet<u64>,
+    repeated: u64,
+}
+
+impl Tally {
+    fn add(&mut self, index: u64, good: Good) {
+        self.seen += 1;
+        if let Some(text) = good.misnamed {
+            self.misnamed += 1;
+            if self.first_misnamed.as_ref().is_none_or(|(first, _)| index < *first) {
+                self.first_misnamed = Some((index, text));
+            }
+        }
+        if good.key.is_some_and(|key| !self.keys.insert(key)) {
+            self.repeated += 1;
+        }
+    }
+
+    fn add_bad(&mut self) {
+        self.seen += 1;
+        self.bad_samples += 1;
+    }
+
+    /// The last line, for programs.
+    fn json(&self, found: &Found, len: u64, time: Duration) -> Value {
+        let misnamed = self
+            .first_misnamed
+            .as_ref()
+            .map(|(index, text)| json!({ "index": index, "path": path_of(found, *index), "is": text }));
+        json!({
+            "samples": len,
+            "verified": self.seen,
+            "bad": self.bad_samples,
+            "flaws": found.flaws.len(),
+            "kinds": self.kinds,
+            "misnamed": self.misnamed,
+            "first_misnamed": misnamed,
+            "repeated_keys": self.repeated,
+            "seconds": time.as_secs_f64(),
+            "found": found.set.to_string(),
+            "set": found.facts(),
+        })
+    }
+
+    /// The last lines, for people.
+    fn table(&self, found: &Found, len: u64, (workers, time): (usize, Duration)) -> String {
+        let (seen, bad) = (self.seen, self.bad_samples);
+        let mut text = format!("{}\n", found.set);
+        if seen < len {
+            text += &format!("interrupted after {seen} of {len} samples; ");
+        }
+        text +=
+            &format!("{seen} samples read and decoded in {:.1} s, {workers} at a time: ", time.as_secs_f64());
+        text += &match bad + found.flaws.len() as u64 {
+            0 => "all are good".to_string(),
+            _ => {
+                let flaws = match found.flaws.len() {
+                    0 => String::new(),
+                    n => format!(", {n} flaws of labels or shards"),
+                };
+                format!(
+                    "{} good, {bad} bad{flaws} ({})\nMend or remove what is named above, or load with `OnError::Skip`",
+                    seen - bad,
+                    self.by_kind()
+                )
+            }
+        };
+        if let Some((index, what)) = &self.first_misnamed {
+            let (n, path) = (self.misnamed, path_of(found, *index));
+            text += &format!(
+                "\n{n} good images are of another format than their names say; the first is {what}: {path}"
+            );
+        }
+        if self.repeated > 0 {
+            text += &format!("\n{} samples have the key of another one", self.repeated);
+        }
+        text
+    }
+
+    /// In words: `2 Corrupt, 1 Truncated`.
+    fn by_kind(&self) -> String {
+        self.kinds.iter().map(|(kind, n)| format!("{n} {kind}")).collect::<Vec<_>>().join(", ")
+    }
+}
+
+/// What is known of a sample that is good.
+struct Good {
+    misnamed: Option<String>,
+    key: Option<u64>,
+}
+
+fn check(set: &Dataset, (bundle, codec): &mut (Bundle, Codec), index: u64) -> Result<Good, Error> {
+    let look = Look::at(set, index, bundle)?;
+    let wish = Wish::new(&look.head, Color::Rgb8);
+    codec.decode(look.picture.bytes, &look.head, &wish).map_err(|e| e.at(place(set, index)))?;
+    let misnamed =
+        look.misnamed.map(|extension| format!("a {} called .{extension}", look.head.format.name()));
+    #[cfg(feature = "tar")]
+    let in_shards = matches!(set, Dataset::Shards(_));
+    #[cfg(not(feature = "tar"))]
+    let in_shards = false;
+    let key = in_shards.then(|| {
+        let mut hasher = DefaultHasher::new();
+        bundle.key().hash(&mut hasher);
+        hasher.finish()
+    });
+    Ok(Good { misnamed, key })
+}
+
+/// Verifies, and prints what is bad.
+///
+/// # Errors
+/// A path at which nothing can be read, a stdout that is closed.
+pub(crate) fn run(args: &Args) -> anyhow::Result<ExitCode> {
+    let begun = Instant::now();
+    let found = Found::open(&args.path)?;
+    let len = found.set.len().unwrap_or(0);
+    let cores = || std::thread::available_parallelism().map_or(1, usize::from);
+    let workers = args.workers.map_or_else(cores, |n| n as usize);
+    // SAFETY: the handler does nothing that a handler may not do.
+    unsafe { libc::signal(libc::SIGINT, interrupt as *const () as libc::sighandler_t) };
+
+    let progress = ProgressBar::new(len);
+    if let Ok(style) = ProgressStyle::with_template("{bar:40} {pos}/{len} samples, {eta} left  {msg}") {
+        progress.set_style(style);
+    }
+    let mut tally = Tally::default();
+    let bad = Cell::new(0);
+    let say = |tally: &mut Tally, error: &Error| {
+        *tally.kinds.entry(format!("{:?}", error.kind())).or_default() += 1;
+        bad.set(bad.get() + 1);
+        progress.set_message(format!("{} bad", bad.get()));
+        let line = match args.json {
+            true => error_json(error).to_string(),
+            false => format!("{:?}: {error}", error.kind()),
+        };
+        progress.suspend(|| writeln!(io::stdout(), "{line}"))
+    };
+    for flaw in &found.flaws {
+        say(&mut tally, flaw)?;
+    }
+    let set = found.set.clone();
+    let checked: Check<(Bundle, Codec), Good> = Arc::new(move |scratch, index| check(&set, scratch, index));
+    let closed = RefCell::new(None);
+    let mut said = Instant::now();
+    sweep(
+        len,
+        (workers, PATIENCE),
+        checked,
+        |index, outcome| match outcome {
+            Ok(good) => tally.add(index, good),
+            Err(error) => {
+                tally.add_bad();
+                if let Err(e) = say(&mut tally, &error.at(place(&found.set, index))) {
+                    closed.replace(Some(e));
+                }
+            }
+        },
+        |done| {
+            progress.set_position(done);
+            if progress.is_hidden() && said.elapsed() >= EVERY {
+                said = Instant::now();
+                let _ = writeln!(io::stderr(), "verified {done} of {len}, {} bad", bad.get());
+            }
+            closed.borrow().is_none() && !INTERRUPTED.load(Relaxed)
+        },
+    )?;
+    progress.finish_and_clear();
+    if let Some(closed) = closed.into_inner() {
+        return Err(closed.into());
+    }
+    let interrupted = INTERRUPTED.load(Relaxed);
+    if args.json {
+        writeln!(io::stdout(), "{}", tally.json(&found, len, begun.elapsed()))?;
+    } else {
+        writeln!(io::stdout(), "{}", tally.table(&found, len, (workers, begun.elapsed())))?;
+    }
+    Ok(match (interrupted, bad.get()) {
+        (true, _) => ExitCode::from(INTERRUPT),
+        (false, 0) => ExitCode::SUCCESS,
+        _ => ExitCode::from(1),
+    })
+}
+
+/// The file or the member of a sample.
+fn path_of(found: &Found, index: u64) -> String {
+    let place = place(&found.set, index);
+    let path = place.path.map(|path| path.display().to_string()).unwrap_or_default();
+    place.member.map_or(path.clone(), |member| format!("{path}: {member}"))
+}
