@@ -56,6 +56,9 @@
 //! |---|---|---|
 //! | `cuda` | yes | NVIDIA GPUs, through cudarc; without a driver the CPU device takes their place |
 //! | `cuda-12000` | yes | cudarc's bindings for CUDA 12.0 (drivers from R525 on); another crate may choose others |
+//! | `image` | yes | images into rows ([`decode::Image`]); YOLO and COCO sets ([`source::Detection`]) |
+//! | `tar` | yes | WebDataset shards ([`source::Shards`], [`source::ShardStream`]) |
+//! | `turbojpeg` | no | JPEG by libjpeg-turbo: only a crop's part is decoded; its build needs cmake |
 //! | `cli` | yes | the `warpfeed` command-line tool |
 
 mod checkpoint;
