@@ -58,7 +58,6 @@ fn the_pixels_are_those_of_pillow() {
             _ if name == "lossy.webp" => (8, 1.0),
             _ => (0, 0.0),
         };
-        println!("{name}: {most} {mean:.3}");
         assert!(most <= bound.0 && mean <= bound.1, "{name}: at most {most}, {mean} in the mean");
 
         let (gray, _) = decode(&bytes, Color::Gray8, false).unwrap();

@@ -8,7 +8,7 @@ use std::time::Instant;
 
 use serde_json::Value;
 use warpfeed::decode::{Image, OnTruncated, Orientation, codec};
-use warpfeed::source::from_vec;
+use warpfeed::source::{ImageFolder, from_vec};
 use warpfeed::{ErrorKind, Loader, OnError};
 
 #[path = "support/watch.rs"]
@@ -239,6 +239,17 @@ fn row_098_the_orientation_is_applied_where_it_is_asked_for() {
 #[test]
 fn row_101_what_is_truncated_is_an_error_or_said_to_be_partial() {
     row(101);
+    within(LONG, || {
+        let dir = tempfile::tempdir().unwrap();
+        let path = dir.path().join("trunc_half.jpg");
+        std::fs::write(&path, bytes("jpeg/trunc_half.jpg")).unwrap();
+        let (device, stream) = device_and_stream();
+        let source = ImageFolder::options().flat(true).open(dir.path()).unwrap();
+        let loader = Loader::builder(source).decode(Image::rgb8(64, 64)).batch_size(1).workers(1);
+        let loader = loader.build(&device).unwrap();
+        let e = loader.epoch(&stream).unwrap().next().unwrap().unwrap_err();
+        assert_eq!((e.kind(), e.place().path.as_deref()), (ErrorKind::Truncated, Some(path.as_path())));
+    });
 }
 
 #[test]

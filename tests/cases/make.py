@@ -1,6 +1,7 @@
 """Makes tests/cases/small: images of all kinds and, in NAME.rgb, what Pillow decodes them to; of one, its luma in NAME.l.
 
-The files are committed; run this with Pillow 13.0 to make them again.
+The files are committed; run this with Pillow 13.0 and simplejpeg 1.9, whose are the samplings that Pillow does not write, to make
+them again.
 """
 
 import io
@@ -8,6 +9,8 @@ import pathlib
 import random
 import struct
 
+import numpy
+import simplejpeg
 from PIL import Image
 
 here = pathlib.Path(__file__).parent / "small"
@@ -111,6 +114,8 @@ for name, image, options in [
     ("flat_gray.jpg", flat.convert("L"), {}),
     ("one.jpg", rgb.crop((0, 0, 1, 1)), {}),
     ("profile.jpg", rgb, dict(icc_profile=b"no profile, but long" * 40)),
+    ("440.jpg", rgb, dict(sampling="440")),
+    ("411.jpg", rgb, dict(sampling="411")),
     ("scans.jpg", rgb, None),
     ("exif.png", rgb, dict(exif=turned)),
     ("exif.webp", rgb, dict(exif=turned, lossless=True)),
@@ -137,7 +142,10 @@ for name, image, options in [
     ("interlaced.gif", rgb.quantize(16), dict(interlace=1)),
 ]:
     path = here / name
-    if options is None:
+    if "sampling" in (options or {}):
+        data = numpy.ascontiguousarray(numpy.array(image))
+        path.write_bytes(simplejpeg.encode_jpeg(data, quality=90, colorspace="RGB", colorsubsampling=options["sampling"]))
+    elif options is None:
         in_three_scans(path, image)
     else:
         image.save(path, **options)

@@ -7,10 +7,12 @@
 //!    restart markers all there and in turn, is there no hole of zeros? That is a search for one byte value: about 1 % of decoding.
 //! 2. zune-jpeg decodes a sequential file without its end marker. With one, it goes on with zeros behind a premature end; without, it runs
 //!    into the end of its input and has to say so. libjpeg-turbo, with the feature `turbojpeg`, warns.
-//! 3. Where either finds something, [`entropy::examine`] follows every Huffman code to the last bit.
+//! 3. Where either finds something, and where there is little data, [`entropy::examine`] follows every Huffman code to the last bit.
+//!    That takes about as long as decoding (1.2 ms for 128 KB of data, 500 × 375).
 //!
-//! What passes: a file with an end marker that lacks less than about 30 bytes before it, and one whose scan is as long as it
-//! should be but holds wrong codes. JPEG has no checksum.
+//! What passes: a file with an end marker that lacks less than about 30 bytes before it, or the end of the last scan of a progressive one; a
+//! scan as long as it should be that holds wrong codes; without an end marker, junk that by chance is codes for exactly the blocks that are
+//! missing, to the last bit. JPEG has no checksum.
 
 use crate::error::Result;
 

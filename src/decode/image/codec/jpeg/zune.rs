@@ -88,6 +88,10 @@ struct Colors {
 fn colors(frame: &Frame, color: Color) -> Result<Colors> {
     let segment = frame.adobe.as_ref().map(|(_, range)| range.clone());
     let transform = frame.adobe.as_ref().map(|(transform, _)| *transform);
+    if frame.model() == Model::Gray && frame.sampling() != (1, 1) && frame.width.max(frame.height) > 65_528 {
+        // Its arithmetic overflows there.
+        return Err(unsupported("odd sampling of more than 65,528 gray samples a side"));
+    }
     let (space, without) = match (frame.model(), transform) {
         (Model::Gray, _) if color == Color::Gray8 => (ColorSpace::Luma, segment),
         (Model::Gray, _) => (ColorSpace::RGB, segment),
