@@ -475,3 +475,39 @@ impl<'a> Bits<'a> {
         self.count as usize / 8 + self.data.len().saturating_sub(self.at)
     }
 }
+
+#[cfg(test)]
+#[allow(clippy::unwrap_used, reason = "a test stops at the first surprise")]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn bits_end_where_the_data_ends() {
+        // 0xff 0x00 is one byte of ones.
+        let mut bits = Bits::new(&[0b1010_0000, 0xff, 0, 0b0111_1111]);
+        assert_eq!(bits.take(3).ok(), Some(0b101));
+        assert_eq!(bits.take(0).ok(), Some(0));
+        assert_eq!(bits.take(13).ok(), Some(0b0_0000_1111_1111));
+        assert_eq!((bits.bytes_left(), bits.filled_with_ones()), (1, true));
+        assert_eq!(bits.take(1).ok(), Some(0));
+        assert_eq!((bits.bytes_left(), bits.filled_with_ones()), (0, true));
+        assert!(matches!(bits.take(8), Err(Flaw::Short)));
+        assert_eq!(bits.take(7).ok(), Some(0b111_1111));
+        assert!(matches!(bits.skip(1), Err(Flaw::Short)));
+        assert!(matches!(Bits::new(&[1; 8]).skip(65), Err(Flaw::Short)));
+        assert!(Bits::new(&[1; 8]).skip(64).is_ok());
+    }
+
+    #[test]
+    fn a_code_is_found_by_its_length_and_not_beyond_the_end() {
+        // One code each of 1 and 12 bits: 0 and 1000_0000_0000.
+        let table = Table::new(&[1, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 1, 0, 0, 0, 0], &[7, 9]).unwrap();
+        let mut bits = Bits::new(&[0b0100_0000, 0b0000_0111]);
+        assert_eq!((bits.code(&table).ok(), bits.code(&table).ok()), (Some(7), Some(9)));
+        assert!(matches!(bits.code(&table), Err(Flaw::Short)));
+        assert!(matches!(Bits::new(&[0xfe; 3]).code(&table), Err(Flaw::Code(_))));
+        assert!(matches!(Bits::new(&[0b1000_0000]).code(&table), Err(Flaw::Short)));
+        // More codes of 1 bit than there are.
+        assert!(Table::new(&[3, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0], &[1, 2, 3]).is_none());
+    }
+}
