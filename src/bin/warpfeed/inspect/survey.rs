@@ -165,7 +165,7 @@ impl Survey {
             let _ = writeln!(out, "\nlonger side in pixels{part}: {least} to {most}, median {median}");
             let _ = writeln!(
                 out,
-                "  {} sizes, the most of them {}",
+                "  different sizes: {}; most often {}",
                 self.sizes.len(),
                 usual.collect::<Vec<_>>().join(", ")
             );
