@@ -242,25 +242,65 @@ fn verify_names_malformed_labels_by_line_and_reads_their_images_all_the_same() {
     assert_eq!(summary["set"]["labels"]["boxes"], 4, "{summary}");
 }
 
+/// A shard of three samples, the last two of which are bad.
 #[cfg(feature = "tar")]
-#[test]
-fn verify_names_members_and_damaged_shards() {
-    let data = Data::new();
-    let member = |archive: &mut tar::Builder<File>, name: &str, bytes: &[u8]| {
+fn shard<W: std::io::Write>(to: W, number: u32) -> W {
+    let read = |name| std::fs::read(case(name)).unwrap();
+    let mut archive = tar::Builder::new(to);
+    let mut member = |name: &str, bytes: &[u8]| {
         let mut header = tar::Header::new_ustar();
         header.set_size(bytes.len() as u64);
         archive.append_data(&mut header, name, bytes).unwrap();
     };
-    let read = |name| std::fs::read(case(name)).unwrap();
-    for shard in 0..2 {
-        let mut archive = tar::Builder::new(File::create(data.at(&format!("{shard}.tar"))).unwrap());
-        member(&mut archive, "x.jpg", &read("jpeg/gray.jpg"));
-        member(&mut archive, "x.cls", b"7");
-        member(&mut archive, &format!("y{shard}.jpg"), &read("jpeg/trunc_half.jpg"));
-        member(&mut archive, &format!("y{shard}.cls"), b"7");
-        member(&mut archive, &format!("z{shard}.jpg"), &read("jpeg/gray.jpg"));
-        member(&mut archive, &format!("z{shard}.cls"), b"seven");
-        archive.into_inner().unwrap();
+    member("x.jpg", &read("jpeg/gray.jpg"));
+    member("x.cls", b"7");
+    member(&format!("y{number}.jpg"), &read("jpeg/trunc_half.jpg"));
+    member(&format!("y{number}.cls"), b"7");
+    member(&format!("z{number}.jpg"), &read("jpeg/gray.jpg"));
+    member(&format!("z{number}.cls"), b"seven");
+    archive.into_inner().unwrap()
+}
+
+#[cfg(feature = "tar")]
+#[test]
+fn verify_reads_compressed_shards_in_sequence() {
+    let data = Data::new();
+    for number in 0..3 {
+        let file = File::create(data.at(&format!("{number}.tar.gz"))).unwrap();
+        shard(flate2::write::GzEncoder::new(file, flate2::Compression::fast()), number).finish().unwrap();
+    }
+    let cut = std::fs::read(data.at("1.tar.gz")).unwrap();
+    std::fs::write(data.at("1.tar.gz"), &cut[..cut.len() - 200]).unwrap();
+    let data = data.seal();
+    let pattern = format!("{}/{{0..2}}.tar.gz", data.path());
+    for workers in ["1", "3"] {
+        let (status, out, err) = warpfeed(&["verify", &pattern, "--json", "--workers", workers]);
+        assert_eq!(status, Some(1), "{err}");
+        let lines: Vec<Value> = out.lines().map(|line| serde_json::from_str(line).unwrap()).collect();
+        let (summary, bad) = lines.split_last().unwrap();
+        for (member, error) in
+            [("y0", "Truncated"), ("z0", "InvalidLabel"), ("y2", "Truncated"), ("z2", "InvalidLabel")]
+        {
+            let line =
+                bad.iter().find(|line| line["member"] == member).unwrap_or_else(|| panic!("{member}: {out}"));
+            assert_eq!(line["error"], error);
+        }
+        let damage = bad.iter().find(|line| line["shard"] == "1.tar.gz").unwrap();
+        assert_eq!(damage["error"], "Truncated", "{damage}");
+        assert_eq!(summary["verified"].as_u64().unwrap(), summary["samples"].as_u64().unwrap());
+        assert!((7..=9).contains(&summary["verified"].as_u64().unwrap()), "{summary}");
+    }
+    let one = format!("{}/0.tar.gz", data.path());
+    let (status, out, _) = warpfeed(&["verify", &one]);
+    assert!(status == Some(1) && out.contains("1 good, 2 bad") && out.contains(&one), "{out}");
+}
+
+#[cfg(feature = "tar")]
+#[test]
+fn verify_names_members_and_damaged_shards() {
+    let data = Data::new();
+    for number in 0..2 {
+        drop(shard(File::create(data.at(&format!("{number}.tar"))).unwrap(), number));
     }
     // The second one is cut in its last member but one.
     let cut = data.at("1.tar");

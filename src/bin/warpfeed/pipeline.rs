@@ -1,17 +1,20 @@
 //! The pipeline of a benchmark: as a whole, one step after another, and stage by stage.
 
-use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
+mod watch;
+
+use std::sync::atomic::Ordering::Relaxed;
 use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
 
 use indicatif::ProgressBar;
-use warpfeed::decode::{Decode, Sample};
+use warpfeed::decode::Decode;
 use warpfeed::sampler::{Sampler, Sequential, Shuffle};
 use warpfeed::source::Source;
-use warpfeed::{Event, Field, FieldKind, Loader, Result, Row, Stage, Stats};
+use warpfeed::{Event, Loader, Result, Stage, Stats};
 
 use crate::rig::Rig;
-use crate::usage::Usage;
+use crate::usage::{Usage, Used};
+use watch::{Numbers, Watch, Watched};
 
 /// The stages run alone for at most this many steps: enough to know how long one takes.
 const ALONE: u64 = 100;
@@ -67,6 +70,10 @@ pub(crate) struct Measured {
     pub(crate) stats: Stats,
 }
 
+#[cfg_attr(
+    not(feature = "image"),
+    allow(dead_code, reason = "of images alone loading is measured for itself")
+)]
 impl Plan {
     /// Steps before the timed ones: what was prefetched before the first step is used up by then.
     pub(crate) fn warm_up(&self) -> u64 {
@@ -95,7 +102,7 @@ impl Plan {
 
     /// Steps of [`Plan::measure`], for a progress bar.
     pub(crate) fn steps_in_all(&self) -> u64 {
-        self.steps_after_loading() + self.alone(self).steps_of_loading()
+        self.steps_after_loading() + self.alone(self).batches()
     }
 
     /// This plan with as many slots and steps as a stage alone needs.
@@ -105,7 +112,12 @@ impl Plan {
         Self { host_slots, device_slots, steps: self.steps.min(ALONE), ..*stage }
     }
 
-    /// Loads, and does nothing with what comes.
+    /// This plan with nothing that loading waits for.
+    fn with_free_link(&self) -> Self {
+        Self { link_gbps: None, compute: Duration::ZERO, ..*self }
+    }
+
+    /// Loads, and does nothing with what comes, with a short warm-up.
     ///
     /// # Errors
     /// As [`Plan::measure`].
@@ -115,8 +127,7 @@ impl Plan {
         D: Decode<Arc<S>> + Clone,
     {
         progress.set_message("load alone");
-        let free_link = Self { link_gbps: None, compute: Duration::ZERO, ..*self };
-        free_link.run(rig, feed, Mode::Loading, progress)
+        self.with_free_link().run(rig, feed, Mode::Loading, progress)
     }
 
     /// Measures it all, over `feed` on `rig`.
@@ -133,7 +144,8 @@ impl Plan {
         S: Source,
         D: Decode<Arc<S>> + Clone,
     {
-        let load = self.alone(self).load_alone(rig, feed, progress)?;
+        progress.set_message("load alone");
+        let load = self.alone(&self.with_free_link()).run(rig, feed, Mode::Overlapped, progress)?;
         self.measure_after(load.time_to_load(self.workers), rig, feed, progress)
     }
 
@@ -357,28 +369,6 @@ pub(crate) struct Run {
     pub(crate) stats: Stats,
 }
 
-/// What the process used for its samples, from the end of the warm-up to the last batch.
-#[derive(Debug, Clone, Copy, Default)]
-#[cfg_attr(not(feature = "image"), allow(dead_code, reason = "told of images alone"))]
-pub(crate) struct Used {
-    /// Samples that were decoded, those in flight counted.
-    pub(crate) samples: u64,
-    pub(crate) wall: Duration,
-    /// User and system time of all threads.
-    pub(crate) cpu: Duration,
-}
-
-#[cfg_attr(not(feature = "image"), allow(dead_code, reason = "told of images alone"))]
-impl Used {
-    pub(crate) fn samples_per_s(&self) -> f64 {
-        self.samples as f64 / self.wall.as_secs_f64().max(1e-9)
-    }
-
-    pub(crate) fn cpu_s_per_1000(&self) -> f64 {
-        self.cpu.as_secs_f64() * 1e3 / self.samples.max(1) as f64
-    }
-}
-
 impl Run {
     /// What the workers take for a batch. Where copying the bytes took most of the time, the rate of the batches
     /// says nothing about the workers, and their own clocks do.
@@ -388,91 +378,6 @@ impl Run {
         let by_clock = each(by_clock, self.stats.batches);
         let copying = each(self.stats.busy(Stage::Copy), self.stats.batches);
         if copying * 2 > self.step { by_clock } else { self.step }
-    }
-}
-
-/// How a position tells the number of its batch, over all epochs.
-#[derive(Debug, Clone, Copy)]
-struct Numbers {
-    epoch_batches: u64,
-    batch_size: u64,
-}
-
-impl Numbers {
-    fn of(&self, epoch: u64, position: u64) -> u64 {
-        epoch * self.epoch_batches + position / self.batch_size
-    }
-}
-
-/// Counts samples, and notes when the last one that is used was decoded.
-struct Watch {
-    count: AtomicU64,
-    /// The epoch of the last batch that is used, and which samples are in it.
-    last: (u64, Box<dyn Fn(u64) -> bool + Send + Sync>),
-    decoded: Mutex<Option<Instant>>,
-}
-
-impl Watch {
-    /// `order` is that of the samples; `None`: the source's.
-    fn new(numbers: Numbers, last: u64, order: Option<&Shuffle>) -> Self {
-        let (epoch, batch) = (last / numbers.epoch_batches, last % numbers.epoch_batches);
-        let positions = batch * numbers.batch_size..(batch + 1) * numbers.batch_size;
-        let is_last: Box<dyn Fn(u64) -> bool + Send + Sync> = match order {
-            None => Box::new(move |index| positions.contains(&index)),
-            Some(order) => {
-                let positions = positions.start..positions.end.min(order.len());
-                let mut indices: Vec<u64> = positions.map(|at| order.index(epoch, at)).collect();
-                indices.sort_unstable();
-                Box::new(move |index| indices.binary_search(&index).is_ok())
-            }
-        };
-        Self { count: AtomicU64::new(0), last: (epoch, is_last), decoded: Mutex::new(None) }
-    }
-
-    fn see(&self, epoch: u64, index: u64) {
-        self.count.fetch_add(1, Relaxed);
-        let (last, holds) = &self.last;
-        if epoch == *last && holds(index) {
-            *lock(&self.decoded) = Some(Instant::now());
-        }
-    }
-}
-
-/// A decoder whose samples are counted, or one that leaves rows as they are.
-struct Watched<D> {
-    decode: D,
-    /// The fields that are left as they are; `None`: they are written.
-    skip: Option<Vec<Field>>,
-    watch: Arc<Watch>,
-}
-
-impl<S: Source, D: Decode<S>> Decode<S> for Watched<D> {
-    type Scratch = D::Scratch;
-
-    fn fields(&self, source: &S) -> Result<Vec<Field>> {
-        self.decode.fields(source)
-    }
-
-    fn decode(
-        &self,
-        sample: &mut Sample<'_, S>,
-        scratch: &mut D::Scratch,
-        row: &mut Row<'_>,
-    ) -> anyhow::Result<()> {
-        if let Some(fields) = &self.skip {
-            for (number, field) in fields.iter().enumerate() {
-                match field.kind() {
-                    FieldKind::Fixed { .. } => _ = row.overwrite(number)?,
-                    // Boxes: the one field of that kind that is loaded here.
-                    FieldKind::Ragged { .. } => _ = row.ragged::<f32>(number, 0)?,
-                    _ => _ = row.text(number)?,
-                }
-            }
-            return Ok(());
-        }
-        self.decode.decode(sample, scratch, row)?;
-        self.watch.see(sample.epoch(), sample.index());
-        Ok(())
     }
 }
 

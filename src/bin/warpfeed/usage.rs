@@ -28,6 +28,26 @@ impl Usage {
     }
 }
 
+/// What the process used for its samples, from the end of the warm-up to the last batch.
+#[derive(Debug, Clone, Copy, Default)]
+pub(crate) struct Used {
+    /// Samples that were decoded, those in flight counted.
+    pub(crate) samples: u64,
+    pub(crate) wall: Duration,
+    /// User and system time of all threads.
+    pub(crate) cpu: Duration,
+}
+
+impl Used {
+    pub(crate) fn samples_per_s(&self) -> f64 {
+        self.samples as f64 / self.wall.as_secs_f64().max(1e-9)
+    }
+
+    pub(crate) fn cpu_s_per_1000(&self) -> f64 {
+        self.cpu.as_secs_f64() * 1e3 / self.samples.max(1) as f64
+    }
+}
+
 /// Resident memory in bytes, mapped files counted: proc_pid_status(5).
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 pub(crate) struct Resident {

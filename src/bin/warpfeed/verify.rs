@@ -1,12 +1,12 @@
 //! `warpfeed verify`: every sample read and decoded in full.
 
+mod job;
+
 use std::cell::{Cell, RefCell};
 use std::collections::{BTreeMap, HashSet};
-use std::hash::{DefaultHasher, Hash, Hasher};
 use std::io::{self, Write};
 use std::path::PathBuf;
 use std::process::ExitCode;
-use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering::Relaxed};
 use std::time::{Duration, Instant};
 
@@ -14,10 +14,9 @@ use clap::value_parser;
 use indicatif::{ProgressBar, ProgressStyle};
 use serde_json::{Value, json};
 use warpfeed::Error;
-use warpfeed::decode::codec::{Codec, Color, Wish};
-use warpfeed::source::{Bundle, Dataset, Source};
 
-use crate::images::{Check, Found, Look, error_json, place, sweep};
+use crate::images::{error_json, sweep};
+use job::{Good, Job};
 
 /// A sample that takes longer is reported, and left to itself.
 const PATIENCE: Duration = Duration::from_secs(60);
@@ -28,7 +27,7 @@ const EVERY: Duration = Duration::from_secs(5);
 
 /// Reads and decodes every image of a data set in full, and names each that a loader could not use.
 ///
-/// PATH is a folder of class folders or of images, tar shards (a file, a folder of them, a pattern), or a detection set. Bad are
+/// PATH is a folder of class folders or of images, tar shards (a file, a folder of them, a pattern; compressed too), or a detection set. Bad are
 /// files that can't be read, are empty, corrupt, cut, of a format that is not read or larger than the limits, labels that are malformed
 /// or missing where the others have one, and damaged shards. Nothing is written.
 ///
@@ -68,12 +67,12 @@ struct Tally {
 }
 
 impl Tally {
-    fn add(&mut self, index: u64, good: Good) {
+    fn add(&mut self, good: Good) {
         self.seen += 1;
         if let Some(text) = good.misnamed {
             self.misnamed += 1;
-            if self.first_misnamed.as_ref().is_none_or(|(first, _)| index < *first) {
-                self.first_misnamed = Some((index, text));
+            if self.first_misnamed.as_ref().is_none_or(|(first, _)| good.index < *first) {
+                self.first_misnamed = Some((good.index, text));
             }
         }
         if good.key.is_some_and(|key| !self.keys.insert(key)) {
@@ -87,39 +86,38 @@ impl Tally {
     }
 
     /// The last line, for programs.
-    fn json(&self, found: &Found, len: u64, time: Duration) -> Value {
-        let misnamed = self
-            .first_misnamed
-            .as_ref()
-            .map(|(index, text)| json!({ "index": index, "path": path_of(found, *index), "is": text }));
+    fn json(&self, job: &Job, time: Duration) -> Value {
+        let (text, facts) = job.found();
+        let misnamed = self.first_misnamed.as_ref();
         json!({
-            "samples": len,
+            "samples": job.len().unwrap_or(self.seen),
             "verified": self.seen,
             "bad": self.bad_samples,
-            "flaws": found.flaws.len(),
+            "flaws": job.flaws.len(),
             "kinds": self.kinds,
             "misnamed": self.misnamed,
-            "first_misnamed": misnamed,
+            "first_misnamed": misnamed.map(|(index, is)| json!({ "index": index, "is": is })),
             "repeated_keys": self.repeated,
             "seconds": time.as_secs_f64(),
-            "found": found.set.to_string(),
-            "set": found.facts(),
+            "found": text,
+            "set": facts,
         })
     }
 
     /// The last lines, for people.
-    fn table(&self, found: &Found, len: u64, (workers, time): (usize, Duration)) -> String {
+    fn table(&self, job: &Job, (workers, time): (usize, Duration)) -> String {
         let (seen, bad) = (self.seen, self.bad_samples);
-        let mut text = format!("{}\n", found.set);
-        if seen < len {
-            text += &format!("interrupted after {seen} of {len} samples; ");
+        let mut text = format!("{}\n", job.found().0);
+        if INTERRUPTED.load(Relaxed) {
+            text += "interrupted; ";
         }
-        text +=
-            &format!("{seen} samples read and decoded in {:.1} s, {workers} at a time: ", time.as_secs_f64());
-        text += &match bad + found.flaws.len() as u64 {
-            0 => "all are good".to_string(),
-            _ => {
-                let flaws = match found.flaws.len() {
+        let of = job.len().filter(|len| *len != seen).map_or(String::new(), |len| format!(" of {len}"));
+        let time = time.as_secs_f64();
+        text += &format!("{seen}{of} samples read and decoded in {time:.1} s, {workers} at a time: ");
+        text += &match (bad, job.flaws.len()) {
+            (0, 0) => "all are good".to_string(),
+            (_, flaws) => {
+                let flaws = match flaws {
                     0 => String::new(),
                     n => format!(", {n} flaws of labels or shards"),
                 };
@@ -130,10 +128,10 @@ impl Tally {
                 )
             }
         };
-        if let Some((index, what)) = &self.first_misnamed {
-            let (n, path) = (self.misnamed, path_of(found, *index));
+        if let Some((_, what)) = &self.first_misnamed {
             text += &format!(
-                "\n{n} good images are of another format than their names say; the first is {what}: {path}"
+                "\n{} good images are of another format than their names say; the first is {what}",
+                self.misnamed
             );
         }
         if self.repeated > 0 {
@@ -148,45 +146,23 @@ impl Tally {
     }
 }
 
-/// What is known of a sample that is good.
-struct Good {
-    misnamed: Option<String>,
-    key: Option<u64>,
-}
-
-fn check(set: &Dataset, (bundle, codec): &mut (Bundle, Codec), index: u64) -> Result<Good, Error> {
-    let look = Look::at(set, index, bundle)?;
-    let wish = Wish::new(&look.head, Color::Rgb8);
-    codec.decode(look.picture.bytes, &look.head, &wish).map_err(|e| e.at(place(set, index)))?;
-    let misnamed =
-        look.misnamed.map(|extension| format!("a {} called .{extension}", look.head.format.name()));
-    #[cfg(feature = "tar")]
-    let in_shards = matches!(set, Dataset::Shards(_));
-    #[cfg(not(feature = "tar"))]
-    let in_shards = false;
-    let key = in_shards.then(|| {
-        let mut hasher = DefaultHasher::new();
-        bundle.key().hash(&mut hasher);
-        hasher.finish()
-    });
-    Ok(Good { misnamed, key })
-}
-
 /// Verifies, and prints what is bad.
 ///
 /// # Errors
 /// A path at which nothing can be read, a stdout that is closed.
 pub(crate) fn run(args: &Args) -> anyhow::Result<ExitCode> {
     let begun = Instant::now();
-    let found = Found::open(&args.path)?;
-    let len = found.set.len().unwrap_or(0);
+    let job = Job::open(&args.path)?;
     let cores = || std::thread::available_parallelism().map_or(1, usize::from);
     let workers = args.workers.map_or_else(cores, |n| n as usize);
     // SAFETY: the handler does nothing that a handler may not do.
     unsafe { libc::signal(libc::SIGINT, interrupt as *const () as libc::sighandler_t) };
 
-    let progress = ProgressBar::new(len);
-    if let Ok(style) = ProgressStyle::with_template("{bar:40} {pos}/{len} samples, {eta} left  {msg}") {
+    let (progress, style) = match job.len() {
+        Some(len) => (ProgressBar::new(len), "{bar:40} {pos}/{len} samples, {eta} left  {msg}"),
+        None => (ProgressBar::no_length(), "{spinner} {pos} samples  {msg}"),
+    };
+    if let Ok(style) = ProgressStyle::with_template(style) {
         progress.set_style(style);
     }
     let mut tally = Tally::default();
@@ -201,33 +177,38 @@ pub(crate) fn run(args: &Args) -> anyhow::Result<ExitCode> {
         };
         progress.suspend(|| writeln!(io::stdout(), "{line}"))
     };
-    for flaw in &found.flaws {
+    for flaw in &job.flaws {
         say(&mut tally, flaw)?;
     }
-    let set = found.set.clone();
-    let checked: Check<(Bundle, Codec), Good> = Arc::new(move |scratch, index| check(&set, scratch, index));
     let closed = RefCell::new(None);
+    let seen = Cell::new(0);
     let mut said = Instant::now();
     sweep(
-        len,
+        job.len().unwrap_or(u64::MAX),
         (workers, PATIENCE),
-        checked,
-        |index, outcome| match outcome {
-            Ok(good) => tally.add(index, good),
+        job.check(),
+        |number, outcome| match outcome {
+            Ok(None) => {}
+            Ok(Some(good)) => {
+                seen.set(seen.get() + 1);
+                tally.add(good);
+            }
             Err(error) => {
+                seen.set(seen.get() + 1);
                 tally.add_bad();
-                if let Err(e) = say(&mut tally, &error.at(place(&found.set, index))) {
+                if let Err(e) = say(&mut tally, &error.at(job.place(number))) {
                     closed.replace(Some(e));
                 }
             }
         },
-        |done| {
-            progress.set_position(done);
+        |_| {
+            progress.set_position(seen.get());
             if progress.is_hidden() && said.elapsed() >= EVERY {
                 said = Instant::now();
-                let _ = writeln!(io::stderr(), "verified {done} of {len}, {} bad", bad.get());
+                let of = job.len().map_or(String::new(), |len| format!(" of {len}"));
+                let _ = writeln!(io::stderr(), "verified {}{of}, {} bad", seen.get(), bad.get());
             }
-            closed.borrow().is_none() && !INTERRUPTED.load(Relaxed)
+            closed.borrow().is_none() && !INTERRUPTED.load(Relaxed) && !job.is_over(seen.get())
         },
     )?;
     progress.finish_and_clear();
@@ -236,20 +217,13 @@ pub(crate) fn run(args: &Args) -> anyhow::Result<ExitCode> {
     }
     let interrupted = INTERRUPTED.load(Relaxed);
     if args.json {
-        writeln!(io::stdout(), "{}", tally.json(&found, len, begun.elapsed()))?;
+        writeln!(io::stdout(), "{}", tally.json(&job, begun.elapsed()))?;
     } else {
-        writeln!(io::stdout(), "{}", tally.table(&found, len, (workers, begun.elapsed())))?;
+        writeln!(io::stdout(), "{}", tally.table(&job, (workers, begun.elapsed())))?;
     }
     Ok(match (interrupted, bad.get()) {
         (true, _) => ExitCode::from(INTERRUPT),
         (false, 0) => ExitCode::SUCCESS,
         _ => ExitCode::from(1),
     })
-}
-
-/// The file or the member of a sample.
-fn path_of(found: &Found, index: u64) -> String {
-    let place = place(&found.set, index);
-    let path = place.path.map(|path| path.display().to_string()).unwrap_or_default();
-    place.member.map_or(path.clone(), |member| format!("{path}: {member}"))
 }

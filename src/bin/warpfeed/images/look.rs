@@ -1,7 +1,7 @@
 //! One image and what its head and its name say.
 
 use warpfeed::decode::codec::{self, Format, Head, Limits};
-use warpfeed::source::{Bundle, Dataset, Picture, Pictures, Source};
+use warpfeed::source::{Bundle, Picture, Pictures, Source};
 use warpfeed::{Place, Result};
 
 /// An image as it is stored, and its head.
@@ -17,7 +17,10 @@ impl<'a> Look<'a> {
     ///
     /// # Errors
     /// With their place: what keeps the sample from being read, a label that is wrong, a head that makes no sense.
-    pub(crate) fn at(set: &'a Dataset, index: u64, scratch: &'a mut Bundle) -> Result<Self> {
+    pub(crate) fn at<S>(set: &'a S, index: u64, scratch: &'a mut Bundle) -> Result<Self>
+    where
+        S: Pictures<Record = Bundle, Scratch = Bundle>,
+    {
         let placed = |e: warpfeed::Error| e.at(place(set, index));
         let bundle = set.read(index, scratch).map_err(placed)?;
         let picture = set.picture(bundle).map_err(placed)?;
@@ -30,7 +33,7 @@ impl<'a> Look<'a> {
 }
 
 /// Where a sample lies.
-pub(crate) fn place(set: &Dataset, index: u64) -> Place {
+pub(crate) fn place(set: &impl Source, index: u64) -> Place {
     let mut place = set.describe(index);
     place.index = Some(index);
     place

@@ -85,7 +85,10 @@ fn draw(batch: &Batch, found: &Found) -> anyhow::Result<Canvas> {
     let geometry = batch.host::<f32>("geometry")?;
     let classed = found.set.labels() == Labels::Class;
     let labels = if classed { batch.host::<i64>("label")?.into_owned() } else { Vec::new() };
-    let name = |class: usize| found.class_names().get(class).cloned().unwrap_or_else(|| class.to_string());
+    let drawable = |name: &&String| name.is_ascii(); // all that the font has
+    let name = |class: usize| {
+        found.class_names().get(class).filter(drawable).cloned().unwrap_or_else(|| class.to_string())
+    };
     for (row, pixels) in images.chunks_exact(height * width * 3).enumerate().take(rows) {
         let at = [GAP + row % columns * tile[0], GAP + row / columns * tile[1]];
         let place = Tile { at, size: [width, height] };
@@ -94,7 +97,7 @@ fn draw(batch: &Batch, found: &Found) -> anyhow::Result<Canvas> {
         let under = [at[0], at[1] + height + 2];
         if !batch.valid().get(row).copied().unwrap_or(false) {
             canvas.cross(place);
-            canvas.text(under, &format!("{index} could not be loaded"), width, TEXT);
+            canvas.text(under, &format!("#{index} could not be loaded"), width, TEXT);
             continue;
         }
         let numbers = geometry.get(row * Geometry::LEN..(row + 1) * Geometry::LEN).unwrap_or_default();
@@ -111,7 +114,7 @@ fn draw(batch: &Batch, found: &Found) -> anyhow::Result<Canvas> {
                 canvas.rectangle(place, corners, colour(class as usize), &name(class as usize));
             }
         }
-        canvas.text(under, &format!("{index} {caption}"), width, TEXT);
+        canvas.text(under, &format!("#{index} {caption}"), width, TEXT);
     }
     Ok(canvas)
 }

@@ -62,7 +62,7 @@ impl Survey {
         let index_of = move |number| if looked == samples { number } else { order.index(0, number) };
         let set = found.set.clone();
         let check: Check<Bundle, Seen> = Arc::new(move |bundle, number| {
-            let look = Look::at(&set, index_of(number), bundle)?;
+            let look = Look::at(&*set, index_of(number), bundle)?;
             Ok(Seen::of(&look))
         });
         let workers = std::thread::available_parallelism().map_or(1, usize::from);
@@ -75,7 +75,7 @@ impl Survey {
                 let index = index_of(number);
                 match outcome {
                     Ok(seen) => survey.add(index, seen),
-                    Err(error) => _ = survey.bad.insert(index, error.at(place(&found.set, index))),
+                    Err(error) => _ = survey.bad.insert(index, error.at(place(&*found.set, index))),
                 }
             },
             |_| true,
@@ -165,7 +165,7 @@ impl Survey {
             let _ = writeln!(out, "\nlonger side in pixels{part}: {least} to {most}, median {median}");
             let _ = writeln!(
                 out,
-                "  {} sizes, the most of them {}",
+                "  different sizes: {}; most often {}",
                 self.sizes.len(),
                 usual.collect::<Vec<_>>().join(", ")
             );
