@@ -35,7 +35,9 @@ fn plain(bundle: &Bundle) -> Plain {
 }
 
 /// What came of an archive: samples and errors in order, or the error that it was not opened with.
-type Delivered = Result<(Vec<Result<Plain, Error>>, ShardReport), Error>;
+type Delivered = Result<(Samples, ShardReport), Error>;
+
+type Samples = Vec<Result<Plain, Error>>;
 
 fn by_index(path: &Path, options: ShardOptions) -> Delivered {
     let shards = options.open(path)?;
@@ -157,7 +159,7 @@ fn the_check_sees_what_is_wrong() {
     let outcome = &outcomes("no_eof_blocks.tar", "")[0];
     assert!(fits(outcome, &good));
     let (all, report) = good.unwrap();
-    let with = |change: &dyn Fn(&mut Vec<Result<Plain, Error>>)| {
+    let with = |change: &dyn Fn(&mut Samples)| {
         let mut all = all.iter().map(|one| Ok(one.as_ref().unwrap().clone())).collect();
         change(&mut all);
         fits(outcome, &Ok((all, report.clone())))

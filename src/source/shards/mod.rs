@@ -4,6 +4,7 @@ mod cache;
 mod index;
 mod indexed;
 mod name;
+mod packed;
 mod pattern;
 mod report;
 mod stream;
