@@ -8,6 +8,8 @@ use crate::error::{Error, ErrorKind, Place, Result};
 
 /// A pattern means so many shards at most.
 const MOST: usize = 1 << 20;
+/// Their names have so many bytes together at most.
+const BYTES: usize = 256 << 20;
 /// Braces within braces, so deep at most.
 const DEEP: usize = 32;
 /// What the name of a shard in a folder ends with.
@@ -102,6 +104,7 @@ fn sequence(text: &str, pattern: &str, depth: usize) -> Result<Vec<String>> {
         return Err(refused(ErrorKind::LimitExceeded, "braces lie too deep in the pattern", pattern));
     }
     let mut all = vec![String::new()];
+    let mut bytes = 0usize; // of all of them
     let mut rest = text;
     while let Some(c) = rest.chars().next() {
         let (choices, used) = match c {
@@ -126,16 +129,38 @@ fn sequence(text: &str, pattern: &str, depth: usize) -> Result<Vec<String>> {
         if all.len().saturating_mul(choices.len()) > MOST {
             return Err(too_many(pattern));
         }
-        all = all
-            .iter()
-            .flat_map(|start| choices.iter().map(move |choice| format!("{start}{choice}")))
-            .collect();
+        // Each beginning comes once for each choice, and each choice once for each beginning.
+        let (starts, ends) =
+            (bytes.saturating_mul(choices.len()), length(&choices).saturating_mul(all.len()));
+        bytes = starts.saturating_add(ends);
+        if bytes > BYTES {
+            return Err(too_long(pattern));
+        }
+        match choices.as_slice() {
+            [choice] => all.iter_mut().for_each(|start| start.push_str(choice)),
+            _ => {
+                all = all
+                    .iter()
+                    .flat_map(|start| choices.iter().map(move |choice| format!("{start}{choice}")))
+                    .collect();
+            }
+        }
     }
     Ok(all)
 }
 
 fn too_many(pattern: &str) -> Error {
     refused(ErrorKind::LimitExceeded, &format!("a pattern means at most {MOST} shards"), pattern)
+}
+
+fn too_long(pattern: &str) -> Error {
+    let shown: String = pattern.chars().take(200).collect();
+    let what = format!("the names that a pattern means have at most {BYTES} bytes together");
+    refused(ErrorKind::LimitExceeded, &what, &shown)
+}
+
+fn length(texts: &[String]) -> usize {
+    texts.iter().map(String::len).sum()
 }
 
 /// What lies between two braces.
@@ -158,10 +183,14 @@ fn braces(inner: &str, pattern: &str, depth: usize) -> Result<Vec<String>> {
         }
     }
     parts.push(&inner[start..]);
-    let mut out = Vec::new();
+    let (mut out, mut bytes) = (Vec::new(), 0usize);
     let listed = parts.len() > 1;
     for part in parts {
         let part = sequence(part, pattern, depth + 1)?;
+        bytes = bytes.saturating_add(length(&part));
+        if bytes > BYTES {
+            return Err(too_long(pattern));
+        }
         if out.len() + part.len() > MOST {
             return Err(too_many(pattern));
         }
@@ -284,6 +313,21 @@ mod tests {
         for (pattern, kind) in cases {
             let e = expand(pattern).unwrap_err();
             assert!(e.kind() == kind && e.message().contains(pattern), "{e}");
+        }
+    }
+
+    #[test]
+    fn names_that_would_fill_the_memory_are_refused() {
+        let long = "x".repeat(2000);
+        let once = format!("{{0..999999}}{long}");
+        let listed = format!("{{{{0..99999}}{long},{{0..99999}}{long}}}");
+        let in_pieces = format!("{{0..999999}}{}", r"\a\b".repeat(500));
+        for pattern in [once, listed, in_pieces] {
+            let begun = std::time::Instant::now();
+            let e = expand(&pattern).unwrap_err();
+            assert_eq!(e.kind(), ErrorKind::LimitExceeded, "{e}");
+            assert!(e.message().contains("bytes together") && e.message().len() < 400, "{e}");
+            assert!(begun.elapsed().as_secs() < 60, "{:?}", begun.elapsed());
         }
     }
 
