@@ -66,6 +66,10 @@ mod copy;
 pub mod decode;
 mod device;
 mod error;
+/// The parsers, for fuzz targets.
+#[cfg(any(test, fuzzing))]
+#[doc(hidden)]
+pub mod fuzzing;
 mod loader;
 mod metrics;
 mod pool;

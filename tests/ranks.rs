@@ -12,7 +12,7 @@ const RANKS: [&[&str]; 7] = [
     &["checkpoint", "decode", "pool", "transform", "tune"],
     &["loader"],
     &["ffi"],
-    &["lib", "bin"],
+    &["fuzzing", "lib", "bin"],
 ];
 
 fn rank(module: &str) -> Option<usize> {

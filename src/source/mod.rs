@@ -42,7 +42,7 @@ use std::sync::Arc;
 pub use bundle::Bundle;
 pub use concat::{Concat, concat};
 pub use dataset::{Dataset, open};
-#[cfg(all(feature = "image", fuzzing))]
+#[cfg(all(feature = "image", any(test, fuzzing)))]
 #[doc(hidden)]
 pub use detection::fuzzing as detection_fuzzing;
 #[cfg(feature = "image")]
@@ -53,6 +53,9 @@ pub use memory::{Memory, from_vec};
 pub use picture::{LabelBox, Labels, Picture, PictureRecord, Pictures, Unit};
 pub use record_file::{RecordFile, RecordLayout};
 pub use sequence::{Sequence, from_iter, from_iter_fn, try_from_iter, try_from_iter_fn};
+#[cfg(all(feature = "tar", any(test, fuzzing)))]
+#[doc(hidden)]
+pub use shards::fuzzing as shards_fuzzing;
 #[cfg(feature = "tar")]
 pub use shards::{OnDamage, ShardOptions, ShardReport, ShardStream, Shards, Skipped};
 pub use shuffle_buffer::ShuffleBuffer;

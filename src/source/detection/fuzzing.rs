@@ -36,7 +36,8 @@ pub fn coco(bytes: &[u8]) {
 }
 
 /// A `data.yaml`.
-pub fn data_yaml(text: &str) {
+pub fn data_yaml(bytes: &[u8]) {
+    let Ok(text) = std::str::from_utf8(bytes) else { return };
     if let Ok(data) = data_yaml::parse(text) {
         assert!(data.names.is_empty() || data.classes == u32::try_from(data.names.len()).ok());
     }

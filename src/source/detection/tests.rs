@@ -267,14 +267,14 @@ proptest! {
     fn random_bytes_panic_no_parser(bytes in proptest::collection::vec(any::<u8>(), 0..300)) {
         fuzzing::yolo(&bytes);
         fuzzing::coco(&bytes);
-        fuzzing::data_yaml(&String::from_utf8_lossy(&bytes));
+        fuzzing::data_yaml(String::from_utf8_lossy(&bytes).as_bytes());
     }
 
     #[test]
     fn mutations_of_good_files_panic_no_parser(a in mutated(YOLO), b in mutated(COCO), c in mutated(YAML)) {
         fuzzing::yolo(&[&[0], a.as_slice()].concat());
         fuzzing::coco(&b);
-        fuzzing::data_yaml(&String::from_utf8_lossy(&c));
+        fuzzing::data_yaml(String::from_utf8_lossy(&c).as_bytes());
     }
 
     /// Against the arithmetic of the format, in the plainest way.

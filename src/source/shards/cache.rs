@@ -53,24 +53,31 @@ pub(super) fn load(path: &Path, stamp: Stamp, rule: KeyRule) -> Kept {
             return Kept::Stale(None);
         }
     };
-    let stale = |samples: Option<u64>, why: &str| {
-        let counted = samples.map_or(String::new(), |n| format!(" of {n} samples"));
-        tracing::warn!("the index {}{counted} {why}, and is made anew", path.display());
-        Kept::Stale(samples)
-    };
-    let Some(body) = checked(&bytes) else { return stale(None, "is damaged or of another version") };
+    match parsed(&bytes, stamp, rule) {
+        Ok((index, tally)) => Kept::Fits(index, tally),
+        Err((samples, why)) => {
+            let counted = samples.map_or(String::new(), |n| format!(" of {n} samples"));
+            tracing::warn!("the index {}{counted} {why}, and is made anew", path.display());
+            Kept::Stale(samples)
+        }
+    }
+}
+
+/// Why an index is not used, and how many samples it counts, where that can be told.
+type Unfit = (Option<u64>, &'static str);
+
+/// The index that `bytes` hold, if it is that of a shard of which `stamp` is true.
+pub(super) fn parsed(bytes: &[u8], stamp: Stamp, rule: KeyRule) -> Result<(ShardIndex, Tally), Unfit> {
+    let body = checked(bytes).ok_or((None, "is damaged or of another version"))?;
     let mut reader = Reader(body);
-    let Some(head) = Head::read(&mut reader) else { return stale(None, "is damaged") };
+    let head = Head::read(&mut reader).ok_or((None, "is damaged"))?;
     if (head.bytes, head.modified) != (stamp.bytes, stamp.modified) {
-        return stale(Some(head.samples), "is of another state of its shard");
+        return Err((Some(head.samples), "is of another state of its shard"));
     }
     if head.rule != rule as u32 {
-        return stale(None, "was made by another rule for keys");
+        return Err((None, "was made by another rule for keys"));
     }
-    match head.rest(&mut reader, stamp) {
-        Some((index, tally)) => Kept::Fits(index, tally),
-        None => stale(None, "makes no sense"),
-    }
+    head.rest(&mut reader, stamp).ok_or((None, "makes no sense"))
 }
 
 /// All of a file that may be an index: not more than an index of a shard can have.
@@ -87,6 +94,14 @@ fn checked(bytes: &[u8]) -> Option<&[u8]> {
     let (body, sum) = bytes.split_last_chunk::<8>()?;
     let rest = body.strip_prefix(MAGIC)?.strip_prefix(&VERSION.to_le_bytes())?;
     (key_of_bytes(body) == u64::from_le_bytes(*sum)).then_some(rest)
+}
+
+/// A file with this between its version and its checksum.
+#[cfg(any(test, fuzzing))]
+pub(super) fn with_checksum(body: &[u8]) -> Vec<u8> {
+    let mut out = [MAGIC, &VERSION.to_le_bytes()[..], body].concat();
+    out.extend(key_of_bytes(&out).to_le_bytes());
+    out
 }
 
 struct Reader<'a>(&'a [u8]);
@@ -159,11 +174,14 @@ impl Head {
             last = ends;
             index.samples.push(ends);
         }
+        let mut behind = 0; // members lie one behind the other
         for _ in 0..self.parts {
             let part = Part::from_tag(parts.u32()?, parts.u32()?, parts.u32()?);
-            if part.name() >= self.names || part.range().end > stamp.bytes {
+            let range = part.range();
+            if part.name() >= self.names || range.start < behind || range.end > stamp.bytes {
                 return None;
             }
+            behind = range.end;
             index.parts.push(part);
         }
         let whole = u64::from(last.key) == self.keys && u64::from(last.parts) == self.parts;
@@ -180,7 +198,7 @@ pub(super) fn store(path: &Path, stamp: Stamp, rule: KeyRule, index: &ShardIndex
     }
 }
 
-fn encoded(stamp: Stamp, rule: KeyRule, index: &ShardIndex, tally: &Tally) -> Vec<u8> {
+pub(super) fn encoded(stamp: Stamp, rule: KeyRule, index: &ShardIndex, tally: &Tally) -> Vec<u8> {
     let mut out = MAGIC.to_vec();
     let (mut small, mut large) = (Vec::new(), Vec::new());
     out.extend(VERSION.to_le_bytes());

@@ -1,6 +1,9 @@
 //! WebDataset shards: tar archives in which neighbouring members with the same key are a sample.
 
 mod cache;
+/// Calls of the parsers, for fuzz targets.
+#[cfg(any(test, fuzzing))]
+pub mod fuzzing;
 mod index;
 mod indexed;
 mod name;

@@ -1,6 +1,5 @@
 //! The bytes of an archive that is read in sequence.
 
-use std::fs::File;
 use std::io::{BufRead, BufReader, Read};
 use std::path::Path;
 
@@ -23,18 +22,23 @@ pub(super) struct Packed {
 impl Packed {
     pub(super) fn open(path: &Path) -> Result<Self> {
         let (file, stamp) = files::open(path)?;
-        let mut file = BufReader::with_capacity(READ, file);
-        let io = |e| Error::io(path, "the shard can't be read", e);
-        let start = file.fill_buf().map_err(io)?;
+        let file = BufReader::with_capacity(READ, file);
+        Self::of(file, stamp.bytes).map_err(|e| Error::io(path, "the shard can't be read", e))
+    }
+
+    /// Of `len` bytes, whatever their format.
+    pub(super) fn of<R: BufRead + Send + 'static>(mut file: R, len: u64) -> std::io::Result<Self> {
+        let start = file.fill_buf()?;
         let start = &start[..start.len().min(512)];
         let format = if walk::is_header(start) { None } else { walk::packed(start) };
-        let unpack: fn(BufReader<File>) -> std::io::Result<Box<dyn Read + Send>> = match format {
-            Some("gzip") => |file| Ok(Box::new(MultiGzDecoder::new(file))),
-            Some("zstd") => |file| Ok(Box::new(zstd::stream::read::Decoder::with_buffer(file)?)),
+        Ok(match format {
+            Some("gzip") => Self { bytes: Box::new(MultiGzDecoder::new(file)), len: None },
+            Some("zstd") => {
+                Self { bytes: Box::new(zstd::stream::read::Decoder::with_buffer(file)?), len: None }
+            }
             // What else is packed is refused by its first block.
-            _ => return Ok(Self { bytes: Box::new(file), len: Some(stamp.bytes) }),
-        };
-        Ok(Self { bytes: unpack(file).map_err(io)?, len: None })
+            _ => Self { bytes: Box::new(file), len: Some(len) },
+        })
     }
 
     /// The error of a read: of the disk, or of what unpacks.

@@ -8,6 +8,8 @@ use crate::error::{Error, ErrorKind, Place, Result};
 
 /// A pattern means so many shards at most.
 const MOST: usize = 1 << 20;
+/// Their names have so many bytes together at most.
+const BYTES: usize = 128 << 20;
 /// Braces within braces, so deep at most.
 const DEEP: usize = 32;
 /// What the name of a shard in a folder ends with.
@@ -102,6 +104,8 @@ fn sequence(text: &str, pattern: &str, depth: usize) -> Result<Vec<String>> {
         return Err(refused(ErrorKind::LimitExceeded, "braces lie too deep in the pattern", pattern));
     }
     let mut all = vec![String::new()];
+    let mut bytes = 0usize; // of all of them
+    let mut literal = String::new(); // follows each of them
     let mut rest = text;
     while let Some(c) = rest.chars().next() {
         let (choices, used) = match c {
@@ -126,16 +130,45 @@ fn sequence(text: &str, pattern: &str, depth: usize) -> Result<Vec<String>> {
         if all.len().saturating_mul(choices.len()) > MOST {
             return Err(too_many(pattern));
         }
-        all = all
-            .iter()
-            .flat_map(|start| choices.iter().map(move |choice| format!("{start}{choice}")))
-            .collect();
+        match choices.as_slice() {
+            [choice] => literal.push_str(choice),
+            _ => {
+                // Each beginning comes once for each choice, and each choice once for each beginning.
+                let starts = start_bytes(bytes, &literal, &all).saturating_mul(choices.len());
+                bytes = starts.saturating_add(length(&choices).saturating_mul(all.len()));
+                if bytes > BYTES {
+                    return Err(too_long(pattern));
+                }
+                let end = |start: &String, choice: &String| format!("{start}{literal}{choice}");
+                all = all.iter().flat_map(|start| choices.iter().map(move |c| end(start, c))).collect();
+                literal.clear();
+            }
+        }
     }
+    if start_bytes(bytes, &literal, &all) > BYTES {
+        return Err(too_long(pattern));
+    }
+    all.iter_mut().for_each(|start| start.push_str(&literal));
     Ok(all)
+}
+
+/// Bytes of `all`, which have `bytes` so far, when each is followed by `literal`.
+fn start_bytes(bytes: usize, literal: &str, all: &[String]) -> usize {
+    literal.len().saturating_mul(all.len()).saturating_add(bytes)
 }
 
 fn too_many(pattern: &str) -> Error {
     refused(ErrorKind::LimitExceeded, &format!("a pattern means at most {MOST} shards"), pattern)
+}
+
+fn too_long(pattern: &str) -> Error {
+    let shown: String = pattern.chars().take(200).collect();
+    let what = format!("the names that a pattern means have at most {BYTES} bytes together");
+    refused(ErrorKind::LimitExceeded, &what, &shown)
+}
+
+fn length(texts: &[String]) -> usize {
+    texts.iter().map(String::len).sum()
 }
 
 /// What lies between two braces.
@@ -158,10 +191,14 @@ fn braces(inner: &str, pattern: &str, depth: usize) -> Result<Vec<String>> {
         }
     }
     parts.push(&inner[start..]);
-    let mut out = Vec::new();
+    let (mut out, mut bytes) = (Vec::new(), 0usize);
     let listed = parts.len() > 1;
     for part in parts {
         let part = sequence(part, pattern, depth + 1)?;
+        bytes = bytes.saturating_add(length(&part));
+        if bytes > BYTES {
+            return Err(too_long(pattern));
+        }
         if out.len() + part.len() > MOST {
             return Err(too_many(pattern));
         }
@@ -284,6 +321,21 @@ mod tests {
         for (pattern, kind) in cases {
             let e = expand(pattern).unwrap_err();
             assert!(e.kind() == kind && e.message().contains(pattern), "{e}");
+        }
+    }
+
+    #[test]
+    fn names_that_would_fill_the_memory_are_refused() {
+        let long = "x".repeat(2000);
+        let once = format!("{{0..999999}}{long}");
+        let listed = format!("{{{}}}", vec![format!("{{0..9999}}{long}"); 8].join(","));
+        let in_pieces = format!("{{0..999999}}{}", r"\a\b".repeat(500));
+        for pattern in [once, listed, in_pieces] {
+            let begun = std::time::Instant::now();
+            let e = expand(&pattern).unwrap_err();
+            assert_eq!(e.kind(), ErrorKind::LimitExceeded, "{e}");
+            assert!(e.message().contains("bytes together") && e.message().len() < 400, "{e}");
+            assert!(begun.elapsed().as_secs() < 30, "{:?}", begun.elapsed());
         }
     }
 

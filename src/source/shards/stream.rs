@@ -275,7 +275,7 @@ impl Pictures for ShardStream {
 }
 
 /// A shard that is being read.
-struct Open {
+pub(super) struct Open {
     path: PathBuf,
     input: Packed,
     walk: Walk,
@@ -291,7 +291,7 @@ struct Open {
 }
 
 /// What came next in a shard.
-enum Next {
+pub(super) enum Next {
     Sample,
     /// A sample that can't be had.
     Bad(Error),
@@ -302,9 +302,14 @@ enum Next {
 
 impl Open {
     fn new(path: &Path) -> Result<Self> {
-        Ok(Self {
+        Ok(Self::of(path, Packed::open(path).map_err(|e| e.at(place_of(path)))?))
+    }
+
+    /// A shard at `path` with the bytes of `input`.
+    pub(super) fn of(path: &Path, input: Packed) -> Self {
+        Self {
             path: path.to_path_buf(),
-            input: Packed::open(path).map_err(|e| e.at(place_of(path)))?,
+            input,
             walk: Walk::default(),
             pending: None,
             damage: None,
@@ -312,7 +317,7 @@ impl Open {
             key: Vec::new(),
             first: None,
             samples: 0,
-        })
+        }
     }
 
     fn damaged(&self, error: Error) -> Next {
@@ -324,7 +329,7 @@ impl Open {
     }
 
     /// Reads the next sample. Whatever comes, `bundle` has the key and the members that were read, or no key.
-    fn next(&mut self, rules: &Rules, bundle: &mut Bundle, tally: &mut Tally) -> Next {
+    pub(super) fn next(&mut self, rules: &Rules, bundle: &mut Bundle, tally: &mut Tally) -> Next {
         bundle.restart("");
         if let Some(error) = self.damage.take() {
             self.ended = true;
@@ -352,7 +357,7 @@ impl Open {
                             .first
                             .as_ref()
                             .is_some_and(|first| first.iter().all(|name| bundle.member(name).is_some()));
-                        if !bundle.key().is_empty() && (fault.is_some() || like_first || self.walk.marked()) {
+                        if !bundle.key().is_empty() && (like_first || self.walk.marked()) {
                             self.damage = Some(error);
                             break;
                         }

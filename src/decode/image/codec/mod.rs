@@ -38,6 +38,10 @@
 use crate::error::{Error, ErrorKind, Result};
 
 mod format;
+/// Calls of the codecs, for fuzz targets.
+#[cfg(any(test, fuzzing))]
+#[doc(hidden)]
+pub mod fuzzing;
 mod jpeg;
 mod other;
 mod png;
