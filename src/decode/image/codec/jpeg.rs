@@ -17,6 +17,7 @@
 use crate::error::Result;
 
 mod entropy;
+mod huffman;
 mod markers;
 #[cfg(feature = "turbojpeg")]
 mod turbo;
