@@ -8,7 +8,8 @@ pub use crate::source::detection_fuzzing::{coco, data_yaml, yolo};
 #[cfg(feature = "tar")]
 pub use crate::source::shards_fuzzing::{kept_index, pattern, tar};
 
-#[cfg(all(test, feature = "image", feature = "tar", not(feature = "simulated")))]
+#[cfg(all(feature = "image", feature = "tar", not(feature = "simulated")))] // simulated: of another package
+#[cfg(test)]
 mod tests {
     use std::path::Path;
     use std::sync::mpsc;

@@ -96,6 +96,20 @@ fn a_sample_whose_end_was_not_seen_is_left_out_where_it_lacks_what_the_first_has
     }
 }
 
+/// Found by the fuzz target `tar`.
+#[test]
+fn a_faulty_sample_whose_end_was_not_seen_is_left_out_as_well() {
+    let folder = Folder::new();
+    let mut whole = archive(&[("0.a", b"x"), ("0.b", b"x"), ("1.a", b"x"), ("1.a", b"x")]);
+    whole.truncate(*boundaries(&whole).last().unwrap());
+    whole.extend([b'j'; 512]);
+    let path = folder.put("a.tar", &whole);
+    let indexed = Shards::options().on_damage(OnDamage::Skip).open(&path).unwrap();
+    let got = kinds(in_sequence(&ShardStream::open(&path).unwrap()));
+    assert_eq!((indexed.len(), got.len()), (Some(1), 2), "{got:?}");
+    assert_eq!(got[1], Err(ErrorKind::Corrupt));
+}
+
 #[test]
 fn whatever_byte_is_flipped_nothing_panics_and_both_ways_agree() {
     let folder = Folder::new();

@@ -114,6 +114,27 @@ fn one_whose_sums_hold_and_whose_numbers_do_not_is_refused() {
 }
 
 #[test]
+fn one_whose_members_lie_backwards_is_made_anew() {
+    let folder = Folder::new();
+    folder.put("a.tar", &shard(0, 2));
+    let path = folder.path("a.tar");
+    let open = || Shards::options().cache_index_beside().open(&path).unwrap();
+    drop(open());
+    let kept = folder.path("a.tar.warpfeed-index");
+    let good = fs::read(&kept).unwrap();
+    let body = good.len() - 8;
+    // The last two members, 12 bytes each, in each other's place.
+    let mut bytes = good.clone();
+    bytes[body - 24..body].rotate_left(12);
+    let sum = crate::random::key_of_bytes(&bytes[..body]);
+    bytes[body..].copy_from_slice(&sum.to_le_bytes());
+    fs::write(&kept, &bytes).unwrap();
+    let shards = open();
+    shards.hint(&[0, 1]);
+    assert!(fs::read(&kept).unwrap() == good && by_index(&shards).iter().all(Result::is_ok));
+}
+
+#[test]
 fn where_none_can_be_written_the_shards_open_all_the_same() {
     let folder = Folder::new();
     folder.put("a.tar", &shard(0, 2));
