@@ -46,6 +46,12 @@ pub(crate) struct Options {
     /// Passes over the training set
     #[arg(long, default_value_t = 60, value_parser = clap::value_parser!(u64).range(1..))]
     pub(crate) epochs: u64,
+    /// Images of a step
+    #[arg(long, default_value_t = 16, value_parser = clap::value_parser!(u16).range(1..=4096))]
+    pub(crate) batch_size: u16,
+    /// How far the first step goes; the last goes almost nowhere
+    #[arg(long, default_value_t = 0.003)]
+    pub(crate) rate: f32,
     /// Keys the split, the order, the crops and the first weights
     #[arg(long, default_value_t = 42)]
     pub(crate) seed: u64,
@@ -154,7 +160,7 @@ pub(crate) fn train(options: &Options) -> Result<Outcome> {
         .without_geometry();
     let training = Loader::builder(training)
         .decode(crops)
-        .batch_size(16)
+        .batch_size(options.batch_size.into())
         .shuffle(seed)
         .epochs(epochs)
         .runtime(&runtime)
@@ -185,7 +191,7 @@ pub(crate) fn train(options: &Options) -> Result<Outcome> {
     for epoch in 0..epochs {
         // Down to 0 along half a cosine.
         let done = epoch as f32 / epochs as f32;
-        let rate = 1.5e-3 * (1.0 + (std::f32::consts::PI * done).cos());
+        let rate = options.rate / 2.0 * (1.0 + (std::f32::consts::PI * done).cos());
         let loss = Arc::new(Mutex::new((0.0, 0)));
         for batch in training.epoch(&compute)? {
             let (network, loss, counts) = (network.clone(), loss.clone(), counts.clone());

@@ -26,6 +26,8 @@ fn options(workers: usize, epochs: u64) -> Options {
         stamps: "there is no such folder".into(),
         workers,
         epochs,
+        batch_size: 8,
+        rate: 0.005,
         seed: 42,
         side: 24,
         filters: 8,
@@ -36,10 +38,10 @@ fn options(workers: usize, epochs: u64) -> Options {
 
 #[test]
 fn held_out_shapes_are_told_apart() {
-    let outcome = train(options(2, 16));
-    assert_eq!((outcome.score.seen(), outcome.stats.samples), (75, 16 * 225));
+    let outcome = train(options(2, 4));
+    assert_eq!((outcome.score.seen(), outcome.stats.samples), (75, 4 * 225));
     let (accuracy, baseline) = (outcome.score.accuracy(), outcome.baseline);
-    assert!(accuracy >= baseline + 0.2, "{accuracy} {baseline} {:?}", outcome.losses);
+    assert!(accuracy >= baseline + 0.4, "{accuracy} {baseline} {:?}", outcome.losses);
 }
 
 #[test]

@@ -83,7 +83,7 @@ impl Canvas {
                 (0..columns * rows * 3).map(|_| (128.0 + rng.uniform(-contrast, contrast)) as u8).collect();
             scaled(&grain, [columns, rows], [width, height], PixelType::U8x3)
         };
-        let (coarse, fine) = (octave(4, 110.0)?, octave(48, 40.0)?);
+        let (coarse, fine) = (octave(4, 60.0)?, octave(48, 30.0)?);
         let both = |(&a, &b): (&u8, &u8)| (i16::from(a) + i16::from(b) - 128).clamp(0, 255) as u8;
         Ok(Self { width, height, pixels: coarse.iter().zip(&fine).map(both).collect() })
     }

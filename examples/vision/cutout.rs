@@ -45,10 +45,14 @@ impl Cutout {
         read().with_context(|| path.display().to_string())
     }
 
-    /// One of [`SHAPES`], turned, of any colour, with some grain.
+    /// One of [`SHAPES`], turned, in the colours of its kind, with some grain.
     pub(crate) fn drawn(shape: usize, rng: &mut SampleRng) -> Self {
         let side = 48 + rng.below(80) as usize;
-        let color = [rng.below(256) as u8, rng.below(256) as u8, rng.below(256) as u8];
+        let hue = shape as f32 / SHAPES.len() as f32 + rng.uniform(-0.04, 0.04);
+        let (strength, light) = (rng.uniform(0.6, 1.0), rng.uniform(150.0, 255.0));
+        // How far from the hues of red, green and blue, which lie a third apart.
+        let away = [0.0, 1.0, 2.0].map(|third: f32| ((hue - third / 3.0 + 1.5).rem_euclid(1.0) - 0.5).abs());
+        let color = away.map(|a| (light * (1.0 - strength * (6.0 * a - 1.0).clamp(0.0, 1.0))) as u8);
         let (sin, cos) = rng.uniform(0.0, std::f32::consts::TAU).sin_cos();
         let stroke = rng.uniform(0.2, 0.34);
         // A pixel's place is -1 to 1; a shape fits in the unit circle however it is turned.
