@@ -7,6 +7,7 @@ use std::path::Path;
 use anyhow::Result;
 use fast_image_resize::images::{Image, ImageRef};
 use fast_image_resize::{FilterType, PixelType, ResizeAlg, ResizeOptions, Resizer};
+use font8x8::legacy::BASIC_LEGACY;
 use warpfeed::SampleRng;
 
 pub(crate) type Color = [u8; 3];
@@ -14,52 +15,8 @@ pub(crate) const GREEN: Color = [40, 220, 60];
 pub(crate) const RED: Color = [240, 50, 40];
 pub(crate) const WHITE: Color = [255; 3];
 
-/// A glyph of 3 × 5 dots is five octal digits, a row each, the uppermost first.
-const GLYPHS: [(char, u16); 39] = [
-    ('a', 0o25755),
-    ('b', 0o65656),
-    ('c', 0o34443),
-    ('d', 0o65556),
-    ('e', 0o74647),
-    ('f', 0o74644),
-    ('g', 0o34553),
-    ('h', 0o55755),
-    ('i', 0o72227),
-    ('j', 0o11152),
-    ('k', 0o55655),
-    ('l', 0o44447),
-    ('m', 0o57755),
-    ('n', 0o65555),
-    ('o', 0o25552),
-    ('p', 0o65644),
-    ('q', 0o25563),
-    ('r', 0o65655),
-    ('s', 0o34216),
-    ('t', 0o72222),
-    ('u', 0o55557),
-    ('v', 0o55552),
-    ('w', 0o55775),
-    ('x', 0o55255),
-    ('y', 0o55222),
-    ('z', 0o71247),
-    ('0', 0o75557),
-    ('1', 0o26227),
-    ('2', 0o71747),
-    ('3', 0o71717),
-    ('4', 0o55711),
-    ('5', 0o74717),
-    ('6', 0o74757),
-    ('7', 0o71111),
-    ('8', 0o75757),
-    ('9', 0o75717),
-    ('.', 0o00002),
-    ('%', 0o51245),
-    ('-', 0o00700),
-];
-/// How large a dot is drawn.
-const DOT: usize = 2;
 /// Height of a line of text with its margin.
-pub(crate) const LINE: usize = 7 * DOT;
+pub(crate) const LINE: usize = 10;
 
 /// `width` × `height` pixels.
 #[derive(Debug, Clone)]
@@ -116,16 +73,14 @@ impl Canvas {
         }
     }
 
-    /// Text in small letters on a black ground, from `x`, `y` to the right.
+    /// Text on a black ground, from `x`, `y` to the right.
     pub(crate) fn write(&mut self, text: &str, x: usize, y: usize, color: Color) {
         for (n, letter) in text.chars().enumerate() {
-            let letter = letter.to_ascii_lowercase();
-            let glyph = GLYPHS.iter().find(|(name, _)| *name == letter).map_or(0, |(_, dots)| *dots);
-            for (row, column) in (0..7 * DOT).flat_map(|row| (0..4 * DOT).map(move |column| (row, column))) {
-                let (dx, dy) = (column / DOT, (row / DOT).wrapping_sub(1));
-                let set = dx < 3 && dy < 5 && glyph >> (3 * (4 - dy) + 2 - dx) & 1 == 1;
-                if let Some(pixel) = self.pixel(x + 4 * DOT * n + column, y + row) {
-                    pixel.copy_from_slice(if set { &color } else { &[0; 3] });
+            let glyph = BASIC_LEGACY.get(letter as usize).copied().unwrap_or_default();
+            for (row, column) in (0..LINE).flat_map(|row| (0..8).map(move |column| (row, column))) {
+                let dots = row.checked_sub(1).and_then(|row| glyph.get(row)).map_or(0, |&dots| dots);
+                if let Some(pixel) = self.pixel(x + 8 * n + column, y + row) {
+                    pixel.copy_from_slice(if dots >> column & 1 == 1 { &color } else { &[0; 3] });
                 }
             }
         }
