@@ -27,11 +27,11 @@ fn options(workers: usize, scenes: u64, epochs: u64) -> Options {
         scenes,
         workers,
         epochs,
-        batch_size: 4,
-        rate: 0.006,
+        batch_size: 2,
+        rate: 0.004,
         seed: 42,
         grid: 3,
-        filters: 8,
+        filters: 6,
         sheet: None,
         json: true,
     }
@@ -39,19 +39,19 @@ fn options(workers: usize, scenes: u64, epochs: u64) -> Options {
 
 #[test]
 fn held_out_shapes_are_found() {
-    let outcome = train(options(2, 200, 12));
-    assert_eq!(outcome.stats.samples, 12 * 200);
+    let outcome = train(options(2, 200, 8));
+    assert_eq!(outcome.stats.samples, 8 * 200);
     let [found, fixed] = [&outcome.score, &outcome.baseline].map(|s| (s.mean_overlap(), s.ap50()));
-    assert!(found.0 > fixed.0 + 0.1 && found.1 > 2.0 * fixed.1, "{found:?} {fixed:?} {:?}", outcome.losses);
+    assert!(found.0 > fixed.0 + 0.03 && found.1 > 5.0 * fixed.1, "{found:?} {fixed:?} {:?}", outcome.losses);
 }
 
 #[test]
 fn losses_and_weights_are_the_same_on_any_number_of_workers() {
-    let runs = [0, 1, 8].map(|workers| train(options(workers, 48, 2)));
+    let runs = [0, 1, 8].map(|workers| train(options(workers, 24, 2)));
     for run in &runs {
         assert_eq!((&run.losses, run.weights), (&runs[0].losses, runs[0].weights));
         assert_eq!(run.score.mean_overlap(), runs[0].score.mean_overlap());
     }
-    let other = train(Options { seed: 43, ..options(1, 48, 2) }).weights;
+    let other = train(Options { seed: 43, ..options(1, 24, 2) }).weights;
     assert_ne!(runs[0].weights, other, "a seed of its own leads elsewhere");
 }

@@ -21,7 +21,7 @@ struct Scene {
 impl Scene {
     /// No object to [`MOST`] of them, whole and apart from each other, on blots of colour.
     fn compose(classes: &[Class], rng: &mut SampleRng) -> Result<Self> {
-        let [width, height] = [240, 180].map(|least| least + rng.below(160) as usize);
+        let [width, height] = [160, 120].map(|least| least + rng.below(100) as usize);
         let mut canvas = Canvas::blots(width, height, rng)?;
         let mut objects: Vec<(usize, [usize; 4])> = Vec::new();
         for _ in 0..rng.below(MOST as u64 + 1).max(u64::from(rng.chance(0.9))) {
