@@ -99,6 +99,7 @@ fn what_a_row_may_not_be() {
     let wide: Vec<u8> = [0xff, 0xfe].into_iter().chain(wide).collect();
     let labels = yolo::parse(&wide, &plain);
     assert!(labels.boxes.is_empty() && labels.bad[0].text.contains("UTF-16"), "{:?}", labels.bad);
+    assert_eq!((labels.rows, labels.counts.bad_rows), (1, 1), "no empty file");
 }
 
 #[test]

@@ -53,6 +53,7 @@ impl Labels {
 pub(super) fn parse(text: &[u8], rules: &Rules) -> Labels {
     let mut labels = Labels::default();
     if text.starts_with(&[0xff, 0xfe]) || text.starts_with(&[0xfe, 0xff]) {
+        labels.rows = 1;
         labels.refuse(1, "the file is UTF-16 text; label files are ASCII".to_string());
         return labels;
     }

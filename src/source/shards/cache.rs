@@ -10,6 +10,7 @@ use super::CacheIn;
 use super::index::{Part, SampleEnds, ShardIndex};
 use super::name::KeyRule;
 use super::report::Tally;
+use super::walk::BLOCK;
 use crate::random::key_of_bytes;
 use crate::source::files::Stamp;
 
@@ -174,11 +175,11 @@ impl Head {
             last = ends;
             index.samples.push(ends);
         }
-        let mut behind = 0; // members lie one behind the other
+        let mut behind = 0; // members lie one behind the other, each behind its header
         for _ in 0..self.parts {
             let part = Part::from_tag(parts.u32()?, parts.u32()?, parts.u32()?);
             let range = part.range();
-            if part.name() >= self.names || range.start < behind || range.end > stamp.bytes {
+            if part.name() >= self.names || range.start < behind + BLOCK || range.end > stamp.bytes {
                 return None;
             }
             behind = range.end;

@@ -6,10 +6,10 @@ use std::path::{Path, PathBuf};
 
 use crate::error::{Error, ErrorKind, Place, Result};
 
-/// A pattern means so many shards at most.
-const MOST: usize = 1 << 20;
+/// A pattern means so many shards at most. Fuzzing has fewer, to have more patterns.
+const MOST: usize = if cfg!(fuzzing) { 1 << 12 } else { 1 << 20 };
 /// Their names have so many bytes together at most.
-const BYTES: usize = 128 << 20;
+const BYTES: usize = MOST << 7;
 /// Braces within braces, so deep at most.
 const DEEP: usize = 32;
 /// What the name of a shard in a folder ends with.
