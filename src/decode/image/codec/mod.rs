@@ -25,6 +25,12 @@
 //! leaves out what lies outside [`Wish::region`], and it alone decodes at 1/[`Wish::shrink`], where an image of `n` columns has
 //! ⌈`n` / `shrink`⌉. What is wrong behind the rows of the region is then not looked for, in a file that its markers show to be whole.
 //!
+//! # Memory
+//! A [`Codec`] keeps its buffers for the next image; of each, what is over 16 MiB is given back once an image needs less than half of it.
+//! Where the allocator has no room for the pixels of an image the error is [`ErrorKind::LimitExceeded`]. The decoders' own memory (zune-jpeg's
+//! coefficients of a progressive file, two bytes a sample; rows and tables of the others; the resizer's rows) is allocated by them, and a failure
+//! there ends the process: where memory is scarce, set [`Limits`].
+//!
 //! # Files that are not whole
 //! A file that ends early is an error, [`ErrorKind::Truncated`], whatever comes where it ends: nothing, zeros, another file. With
 //! [`Wish::lenient`] a JPEG whose headers are there gives the pixels that were decoded, the rest gray or as the decoder guessed it, and
@@ -37,6 +43,7 @@
 
 use crate::error::{Error, ErrorKind, Result};
 
+mod buffer;
 mod format;
 /// Calls of the codecs, for fuzz targets.
 #[cfg(any(test, fuzzing))]
@@ -45,6 +52,8 @@ pub mod fuzzing;
 mod jpeg;
 mod other;
 mod png;
+
+pub(super) use buffer::{Buffer, KEPT};
 
 /// The formats that are read.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
@@ -227,10 +236,11 @@ pub fn head(bytes: &[u8], limits: Limits) -> Result<Head> {
     Ok(Head { format, width, height, orientation })
 }
 
-/// Decoders, and the memory that they reuse from image to image: one a worker.
+/// Decoders, and the memory that they reuse from image to image: one a worker. Of each of their buffers what is over 16 MiB is given
+/// back once an image needs less than half of it.
 #[derive(Debug, Default)]
 pub struct Codec {
-    pixels: Vec<u8>,
+    pixels: Buffer,
     #[cfg(feature = "turbojpeg")]
     jpeg: jpeg::Turbo,
     #[cfg(not(feature = "turbojpeg"))]
@@ -248,14 +258,35 @@ impl Codec {
     pub fn decode(&mut self, bytes: &[u8], head: &Head, wish: &Wish) -> Result<Pixels<'_>> {
         #[cfg(feature = "turbojpeg")]
         if head.format == Format::Jpeg {
-            return self.jpeg.decode(bytes, head, wish, &mut self.pixels);
+            let decoded = self.jpeg.decode(bytes, head, wish, &mut self.pixels);
+            let decoded = decoded.map(|p| (p.width, p.height, p.x, p.y, p.shrink, p.partial));
+            self.settle();
+            let (width, height, x, y, shrink, partial) = decoded?;
+            return Ok(Pixels { bytes: self.pixels.bytes(), width, height, x, y, shrink, partial });
         }
+        let all = size(head, wish.color)?;
         let mut pixels = std::mem::take(&mut self.pixels);
-        pixels.resize(size(head, wish.color)?, 0);
-        let partial = self.all(bytes, head, wish, &mut pixels);
+        let partial = pixels.take(all, head).and_then(|out| self.all(bytes, head, wish, out));
         self.pixels = pixels;
+        self.settle();
         let (width, height) = (head.width, head.height);
-        Ok(Pixels { bytes: &self.pixels, width, height, x: 0, y: 0, shrink: 1, partial: partial? })
+        Ok(Pixels { bytes: self.pixels.bytes(), width, height, x: 0, y: 0, shrink: 1, partial: partial? })
+    }
+
+    fn buffers(&mut self) -> impl Iterator<Item = &mut Buffer> {
+        let Self { pixels, jpeg, png, other } = self;
+        std::iter::once(pixels).chain(jpeg.buffers()).chain([png.buffer(), other.buffer()])
+    }
+
+    /// An image is done.
+    fn settle(&mut self) {
+        self.buffers().for_each(Buffer::settle);
+    }
+
+    /// Bytes of memory that are held.
+    #[cfg(test)]
+    pub(super) fn held(&mut self) -> usize {
+        self.buffers().map(|buffer| buffer.held()).sum()
     }
 
     /// Whether this format is decoded at the fraction of its size that is asked for.
@@ -278,7 +309,9 @@ impl Codec {
     ) -> Result<bool> {
         #[cfg(feature = "turbojpeg")]
         if head.format == Format::Jpeg {
-            return self.jpeg.decode_into(bytes, head, wish, out, stride);
+            let partial = self.jpeg.decode_into(bytes, head, wish, out, stride);
+            self.settle();
+            return partial;
         }
         let all = size(head, wish.color)?;
         let (row, rows) = (head.width as usize * wish.color.channels(), head.height as usize);
@@ -291,7 +324,9 @@ impl Codec {
             return Err(Error::new(ErrorKind::InvalidArgument, what));
         }
         if stride == row {
-            return self.all(bytes, head, wish, &mut out[..all]);
+            let partial = self.all(bytes, head, wish, &mut out[..all]);
+            self.settle();
+            return partial;
         }
         let pixels = self.decode(bytes, head, wish)?;
         for (from, to) in pixels.bytes.chunks_exact(row).zip(out.chunks_mut(stride)) {

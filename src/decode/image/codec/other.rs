@@ -5,7 +5,7 @@ use std::io::{Cursor, ErrorKind as Io};
 use image::codecs::{bmp::BmpDecoder, gif::GifDecoder, webp::WebPDecoder};
 use image::{ColorType, ImageDecoder, ImageError};
 
-use super::{Format, Head, Limits, Samples, Wish, same_size};
+use super::{Buffer, Format, Head, Limits, Samples, Wish, same_size};
 use crate::error::{Error, ErrorKind, Result};
 
 /// Width, height, orientation.
@@ -69,10 +69,14 @@ fn whole(bytes: &[u8], format: Format) -> Result<()> {
 /// Memory that is reused.
 #[derive(Debug, Default)]
 pub(super) struct Other {
-    raw: Vec<u8>,
+    raw: Buffer,
 }
 
 impl Other {
+    pub(super) fn buffer(&mut self) -> &mut Buffer {
+        &mut self.raw
+    }
+
     /// Decodes the whole image into `out`, which is exactly as large.
     pub(super) fn decode(&mut self, bytes: &[u8], head: &Head, wish: &Wish, out: &mut [u8]) -> Result<()> {
         whole(bytes, head.format)?;
@@ -120,9 +124,9 @@ impl Other {
         }
         let bytes = usize::try_from(decoder.total_bytes())
             .map_err(|_| Error::new(ErrorKind::LimitExceeded, "an image larger than the address space"))?;
-        self.raw.resize(bytes, 0);
-        decoder.read_image(&mut self.raw).map_err(failed)?;
-        samples.convert(&self.raw, wish.color, out);
+        let raw = self.raw.take(bytes, head)?;
+        decoder.read_image(raw).map_err(failed)?;
+        samples.convert(raw, wish.color, out);
         Ok(())
     }
 }

@@ -5,7 +5,7 @@ use std::io::{Cursor, ErrorKind as Io};
 use image::metadata::Orientation;
 use png::{BitDepth, DecodeOptions, Decoder, DecodingError, Transformations};
 
-use super::{Head, Samples, Wish, same_size};
+use super::{Buffer, Head, Samples, Wish, same_size};
 use crate::error::{Error, ErrorKind, Result};
 
 const SIGNATURE: usize = 8;
@@ -46,10 +46,14 @@ pub(super) fn head(bytes: &[u8]) -> Result<(u32, u32, u8)> {
 /// Memory that is reused.
 #[derive(Debug, Default)]
 pub(super) struct Png {
-    raw: Vec<u8>,
+    raw: Buffer,
 }
 
 impl Png {
+    pub(super) fn buffer(&mut self) -> &mut Buffer {
+        &mut self.raw
+    }
+
     /// Decodes the whole image into `out`, which is exactly as large.
     pub(super) fn decode(&mut self, bytes: &[u8], head: &Head, wish: &Wish, out: &mut [u8]) -> Result<()> {
         let mut options = DecodeOptions::default();
@@ -66,15 +70,13 @@ impl Png {
         let (color, depth) = reader.output_color_type();
         let samples = Samples { channels: color.samples(), wide: depth == BitDepth::Sixteen };
         let needed = reader.output_buffer_size().ok_or_else(|| corrupt("its size overflows"))?;
-        let direct = samples.are(wish.color);
-        if !direct {
-            self.raw.resize(needed, 0);
+        if samples.are(wish.color) {
+            reader.next_frame(out).map_err(error)?;
+            return Ok(());
         }
-        let raw = if direct { &mut *out } else { &mut self.raw[..] };
+        let raw = self.raw.take(needed, head)?;
         reader.next_frame(raw).map_err(error)?;
-        if !direct {
-            samples.convert(&self.raw, wish.color, out);
-        }
+        samples.convert(raw, wish.color, out);
         Ok(())
     }
 }
