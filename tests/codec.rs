@@ -361,6 +361,35 @@ fn png_with(chunks: &[u8]) -> Vec<u8> {
 }
 
 #[test]
+fn an_image_that_memory_has_no_room_for_is_an_error() {
+    watch::alone("an_image_that_memory_has_no_room_for_is_an_error", || {
+        let status = std::fs::read_to_string("/proc/self/status").unwrap();
+        let line = status.lines().find_map(|line| line.strip_prefix("VmSize:")).unwrap();
+        let now: u64 = line.trim().strip_suffix(" kB").unwrap().parse().unwrap();
+        let most = (now << 10) + (512 << 20);
+        let limit = libc::rlimit { rlim_cur: most, rlim_max: most };
+        // SAFETY: a system call with a pointer to a live struct of its type.
+        assert_eq!(unsafe { libc::setrlimit(libc::RLIMIT_AS, &raw const limit) }, 0);
+        let mut gif = std::fs::read(folder().join("still.gif")).unwrap();
+        let small = codec::head(&gif, Limits::default()).unwrap();
+        let mut limits = Limits::default();
+        limits.pixels = u64::MAX;
+        let mut codec = Codec::default();
+        for color in [Color::Rgb8, Color::Gray8] {
+            gif[6..10].copy_from_slice(&[0x00, 0x7d, 0x00, 0x7d]);
+            let head = codec::head(&gif, limits).unwrap();
+            let e = codec.decode(&gif, &head, &Wish::new(&head, color)).unwrap_err();
+            let what =
+                format!("{} bytes of memory for a GIF of 32000x32000", 32_000 * 32_000 * color.channels());
+            assert!(e.kind() == ErrorKind::LimitExceeded && e.message().contains(&what), "{e}");
+            gif[6..10].copy_from_slice(&[45, 0, 37, 0]);
+            let pixels = codec.decode(&gif, &small, &Wish::new(&small, color)).unwrap();
+            assert!(pixels.bytes == decode(&gif, color, false).unwrap().0);
+        }
+    });
+}
+
+#[test]
 fn bombs_are_refused_or_ignored_in_little_memory() {
     watch::alone("bombs_are_refused_or_ignored_in_little_memory", || {
         let peak = || {
