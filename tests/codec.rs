@@ -361,6 +361,45 @@ fn png_with(chunks: &[u8]) -> Vec<u8> {
 }
 
 #[test]
+fn a_file_too_short_for_its_pixels_is_known_by_its_head() {
+    let head = |bytes: &[u8]| codec::head(bytes, Limits::default());
+    let mut png = Vec::new();
+    let mut encoder = png::Encoder::new(&mut png, 4000, 4000);
+    encoder.set_color(png::ColorType::Grayscale);
+    encoder.set_compression(png::Compression::High);
+    encoder.write_header().unwrap().write_image_data(&vec![0; 4000 * 4000]).unwrap();
+    let mut jpeg = Vec::new();
+    let mut encoder = jpeg_encoder::Encoder::new(&mut jpeg, 50);
+    encoder.set_optimized_huffman_tables(true);
+    encoder.encode(&vec![0; 4000 * 4000], 4000, 4000, jpeg_encoder::ColorType::Luma).unwrap();
+    let bmp = std::fs::read(folder().join("rgb.bmp")).unwrap();
+    // What nothing can be compressed better than, and how near to it a plain image comes.
+    for (name, bytes, least, near) in [
+        ("PNG", &png, 4000 * 4000 / 1032 + 1, 1.6),
+        ("JPEG", &jpeg, 500 * 500 / 8, 2.1),
+        ("BMP", &bmp, 45 * 37 * 3, 1.1),
+    ] {
+        assert!(
+            bytes.len() >= least && (bytes.len() as f64) < near * least as f64,
+            "{name}: {}",
+            bytes.len()
+        );
+        let whole = head(bytes).unwrap();
+        assert_eq!(head(&bytes[..least]).unwrap(), whole, "{name}");
+        let e = head(&bytes[..least - 1]).unwrap_err();
+        let what = format!("take {least} bytes at least, the file has {}", least - 1);
+        assert!(e.kind() == ErrorKind::Truncated && e.message().contains(&what), "{name}: {e}");
+    }
+    assert!(decode(&jpeg[..500 * 500 / 8], Color::Gray8, true).unwrap().1, "so much is let pass");
+
+    // A few bytes that ask for 507 MB.
+    let mut bomb = png_with(&[]);
+    bomb[16..24].copy_from_slice(&[0, 0, 0x32, 0xc8, 0, 0, 0x32, 0xc8]);
+    let e = head(&bomb).unwrap_err();
+    assert!(e.kind() == ErrorKind::Truncated && e.message().contains("13000x13000 pixels"), "{e}");
+}
+
+#[test]
 fn an_image_that_memory_has_no_room_for_is_an_error() {
     watch::alone("an_image_that_memory_has_no_room_for_is_an_error", || {
         let status = std::fs::read_to_string("/proc/self/status").unwrap();

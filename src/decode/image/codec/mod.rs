@@ -214,8 +214,19 @@ pub struct Pixels<'a> {
     pub partial: bool,
 }
 
+/// A file as its first bytes show it.
+#[derive(Debug, Clone, Copy)]
+struct Outer {
+    width: u32,
+    height: u32,
+    orientation: u8,
+    /// Bytes that a whole file of this size has at least.
+    least: u64,
+}
+
 /// Reads the head of a file: its format by its bytes, its size, its orientation. No pixel is decoded, and nothing is allocated that
-/// the file's size or its declared size could make large.
+/// the file's size or its declared size could make large. A file that is too short for the pixels that it declares, however well they are
+/// compressed, is [`ErrorKind::Truncated`] here, for [`Wish::lenient`] too.
 ///
 /// # Errors
 /// As [`Format::of`]; [`ErrorKind::Unsupported`] of features that are not read; [`ErrorKind::Truncated`] and [`ErrorKind::Corrupt`];
@@ -227,12 +238,20 @@ pub fn head(bytes: &[u8], limits: Limits) -> Result<Head> {
             format!("a {} file of {} bytes, over the limit of {}", format.name(), bytes.len(), limits.bytes);
         return Err(Error::new(ErrorKind::LimitExceeded, what));
     }
-    let (width, height, orientation) = match format {
+    let Outer { width, height, orientation, least } = match format {
         Format::Jpeg => jpeg::head(bytes)?,
         Format::Png => png::head(bytes)?,
         _ => other::head(bytes, format, limits)?,
     };
     limits.check(format, width, height)?;
+    if (bytes.len() as u64) < least {
+        let what = format!(
+            "truncated {}: {width}x{height} pixels take {least} bytes at least, the file has {}",
+            format.name(),
+            bytes.len()
+        );
+        return Err(Error::new(ErrorKind::Truncated, what));
+    }
     Ok(Head { format, width, height, orientation })
 }
 

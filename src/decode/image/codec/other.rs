@@ -5,11 +5,11 @@ use std::io::{Cursor, ErrorKind as Io};
 use image::codecs::{bmp::BmpDecoder, gif::GifDecoder, webp::WebPDecoder};
 use image::{ColorType, ImageDecoder, ImageError};
 
-use super::{Buffer, Format, Head, Limits, Samples, Wish, same_size};
+use super::{Buffer, Format, Head, Limits, Outer, Samples, Wish, same_size};
 use crate::error::{Error, ErrorKind, Result};
 
-/// Width, height, orientation.
-pub(super) fn head(bytes: &[u8], format: Format, limits: Limits) -> Result<(u32, u32, u8)> {
+/// The size, and an orientation where the format has one.
+pub(super) fn head(bytes: &[u8], format: Format, limits: Limits) -> Result<Outer> {
     whole(bytes, format)?;
     if let Some((width, height)) = canvas(bytes).filter(|_| format == Format::WebP) {
         limits.check(format, width, height)?;
@@ -31,7 +31,8 @@ pub(super) fn head(bytes: &[u8], format: Format, limits: Limits) -> Result<(u32,
             format!("corrupt {}: its size is {width}x{height}", format.name()),
         ));
     }
-    Ok((width, height, orientation))
+    let least = if format == Format::Bmp { bmp_least(bytes, width, height) } else { 0 };
+    Ok(Outer { width, height, orientation, least })
 }
 
 /// The size that a BMP declares: its decoder refuses large ones in other words than those of a limit.
@@ -45,6 +46,24 @@ fn bmp_size(bytes: &[u8]) -> Result<(u32, u32)> {
     let (width, height) = (i32::from_le_bytes(*number(18)?), i32::from_le_bytes(*number(22)?));
     // A negative height says that the upper row comes first.
     Ok((width.max(0).unsigned_abs(), height.unsigned_abs()))
+}
+
+/// Bytes of a BMP at least: its samples where they are not compressed, without the padding of rows.
+fn bmp_least(bytes: &[u8], width: u32, height: u32) -> u64 {
+    let number =
+        |at: usize| bytes.get(at..).and_then(|rest| rest.first_chunk()).map(|n| u16::from_le_bytes(*n));
+    let (bits, compression) = match bytes.get(14) {
+        Some(..40) => (number(24), Some(0)),
+        _ => (number(28), number(30)),
+    };
+    match (bits, compression) {
+        // None, or with masks for the colours.
+        (Some(bits), Some(0 | 3 | 6)) => {
+            let bits = u128::from(width) * u128::from(height) * u128::from(bits);
+            u64::try_from(bits / 8).unwrap_or(u64::MAX)
+        }
+        _ => 0,
+    }
 }
 
 /// The size that an extended WebP declares: as with a BMP, and a frame need not be there.

@@ -5,13 +5,17 @@ use std::io::{Cursor, ErrorKind as Io};
 use image::metadata::Orientation;
 use png::{BitDepth, DecodeOptions, Decoder, DecodingError, Transformations};
 
-use super::{Buffer, Head, Samples, Wish, same_size};
+use super::{Buffer, Head, Outer, Samples, Wish, same_size};
 use crate::error::{Error, ErrorKind, Result};
 
 const SIGNATURE: usize = 8;
 
-/// Width, height, orientation: from `IHDR` and from an `eXIf` before the pixels.
-pub(super) fn head(bytes: &[u8]) -> Result<(u32, u32, u8)> {
+/// What deflate makes of a byte at most: 258 bytes take a length and a distance, of a bit each at least (RFC 1951; zlib's technical
+/// notes give the same 1032:1).
+const EXPANSION: u64 = 1032;
+
+/// From `IHDR` and from an `eXIf` before the pixels.
+pub(super) fn head(bytes: &[u8]) -> Result<Outer> {
     let short = || Error::new(ErrorKind::Truncated, "truncated PNG: the file ends before the image's data");
     let (mut at, mut size, mut orientation) = (SIGNATURE, None, 1);
     loop {
@@ -22,16 +26,20 @@ pub(super) fn head(bytes: &[u8]) -> Result<(u32, u32, u8)> {
         match (kind, size) {
             (b"IHDR", None) if length == 13 => {
                 let number = |at: usize| Some(u32::from_be_bytes(*rest.get(at..)?.first_chunk()?));
-                let (Some(width), Some(height), true) = (number(0), number(4), rest.len() >= 17) else {
+                let (Some(width), Some(height), Some(&[depth, color]), true) =
+                    (number(0), number(4), rest.get(8..10).and_then(<[u8]>::first_chunk), rest.len() >= 17)
+                else {
                     return Err(short());
                 };
                 if width == 0 || height == 0 {
                     return Err(corrupt(format!("its size is {width}x{height}")));
                 }
-                size = Some((width, height));
+                size = Some((width, height, least(width, height, depth, color)));
             }
             (_, None) => return Err(corrupt("it does not begin with a header of 13 bytes")),
-            (b"IDAT", Some((width, height))) => return Ok((width, height, orientation)),
+            (b"IDAT", Some((width, height, least))) => {
+                return Ok(Outer { width, height, orientation, least });
+            }
             (b"IEND", _) => return Err(corrupt("it has no image data")),
             (b"eXIf", _) => {
                 let exif = rest.get(..length).and_then(Orientation::from_exif_chunk);
@@ -41,6 +49,19 @@ pub(super) fn head(bytes: &[u8]) -> Result<(u32, u32, u8)> {
         }
         at += 12 + length;
     }
+}
+
+/// Bytes of a file at least: its samples alone, compressed as well as can be.
+fn least(width: u32, height: u32, depth: u8, color: u8) -> u64 {
+    let samples = match color {
+        0 | 3 => 1,
+        4 => 2,
+        2 => 3,
+        6 => 4,
+        _ => 0,
+    };
+    let bits = u128::from(width) * u128::from(height) * u128::from(depth) * samples;
+    u64::try_from(bits / 8).unwrap_or(u64::MAX).div_ceil(EXPANSION)
 }
 
 /// Memory that is reused.
