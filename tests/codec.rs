@@ -99,6 +99,43 @@ fn a_file_that_is_cut_anywhere_is_never_whole() {
     }
 }
 
+#[test]
+fn a_png_that_lacks_its_end_chunk_alone_is_whole() {
+    for (name, bytes) in files(".png") {
+        let whole = decode(&bytes, Color::Rgb8, false).unwrap();
+        let last = |kind: &[u8]| bytes.windows(4).rposition(|w| w == kind).unwrap() - 4;
+        let (end, data) = (last(b"IEND"), last(b"IDAT"));
+        assert_eq!(end, bytes.len() - 12);
+        for missing in 1..=12 {
+            let cut = decode(&bytes[..bytes.len() - missing], Color::Rgb8, false);
+            assert!(cut.unwrap() == whole, "{name} without {missing} bytes");
+        }
+        // Into the checksum of the data, and without its last chunk.
+        for length in [end - 1, end - 4, data] {
+            let e = decode(&bytes[..length], Color::Rgb8, false).unwrap_err();
+            assert_eq!(e.kind(), ErrorKind::Truncated, "{name}, {length} bytes: {e}");
+        }
+    }
+    // All chunks are whole, and rows are missing.
+    let header = chunk(b"IHDR", &[0, 0, 1, 2, 0, 0, 0, 2, 8, 0, 0, 0, 0]);
+    let short = [b"\x89PNG\r\n\x1a\n", &header[..], &chunk(b"IDAT", &zeros(1))].concat();
+    let e = decode(&short, Color::Rgb8, false).unwrap_err();
+    assert!(e.kind() == ErrorKind::Truncated && e.message().contains("inside the image's data"), "{e}");
+}
+
+#[test]
+fn whatever_is_cut_is_called_truncated() {
+    for (name, bytes) in [".png", ".webp", ".bmp", ".gif"].iter().flat_map(|e| files(e)) {
+        let whole = decode(&bytes, Color::Rgb8, false).unwrap().0;
+        for length in 1..bytes.len() {
+            match decode(&bytes[..length], Color::Rgb8, false) {
+                Ok((pixels, _)) => assert!(pixels == whole, "{name}, {length}"),
+                Err(e) => assert_eq!(e.kind(), ErrorKind::Truncated, "{name}, {length} bytes: {e}"),
+            }
+        }
+    }
+}
+
 /// Where the data of the first scan begins.
 fn first_scan(bytes: &[u8]) -> usize {
     let marker = bytes.windows(2).position(|w| w == [0xff, 0xda]).unwrap();

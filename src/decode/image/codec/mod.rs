@@ -35,7 +35,7 @@
 //! A file that ends early is an error, [`ErrorKind::Truncated`], whatever comes where it ends: nothing, zeros, another file. With
 //! [`Wish::lenient`] a JPEG whose headers are there gives the pixels that were decoded, the rest gray or as the decoder guessed it, and
 //! [`Pixels::partial`] is set; the other formats remain errors. The same bytes always give the same pixels. A JPEG that lacks its end marker
-//! alone is whole. So is one with bytes behind its end marker.
+//! alone is whole, and so is a PNG that lacks its `IEND` alone. So is a file with bytes behind its end.
 //!
 //! PNG has checksums; those of chunks that don't matter for the pixels may be wrong. JPEG, WebP, BMP and GIF have none:
 //! bytes that were changed in the middle show only where the codes stop making sense. What a cut JPEG can hide: where an end marker was set behind
@@ -294,7 +294,7 @@ impl Codec {
 
     fn buffers(&mut self) -> impl Iterator<Item = &mut Buffer> {
         let Self { pixels, jpeg, png, other } = self;
-        std::iter::once(pixels).chain(jpeg.buffers()).chain([png.buffer(), other.buffer()])
+        std::iter::once(pixels).chain(jpeg.buffers()).chain(png.buffers()).chain([other.buffer()])
     }
 
     /// An image is done.

@@ -150,11 +150,16 @@ impl Other {
     }
 }
 
+/// What the crate `gif` says, whose error type `image` doesn't show.
+const GIF_ENDS: &str = "Unexpected End of File";
+
 fn error(error: ImageError, format: Format) -> Error {
-    let mut cause: Option<&(dyn std::error::Error + 'static)> = Some(&error);
-    let mut early = false;
+    // An `ImageError` is not the source of what it wraps, but gives that one's source as its own.
+    let mut early = matches!(&error, ImageError::IoError(e) if e.kind() == Io::UnexpectedEof);
+    let mut cause = std::error::Error::source(&error);
     while let Some(e) = cause {
         early |= e.downcast_ref::<std::io::Error>().is_some_and(|e| e.kind() == Io::UnexpectedEof);
+        early |= e.to_string() == GIF_ENDS;
         cause = e.source();
     }
     let name = format.name();

@@ -9,6 +9,7 @@ use super::{Buffer, Head, Outer, Samples, Wish, same_size};
 use crate::error::{Error, ErrorKind, Result};
 
 const SIGNATURE: usize = 8;
+const END: &[u8] = b"\0\0\0\0IEND\xae\x42\x60\x82";
 
 /// What deflate makes of a byte at most: 258 bytes take a length and a distance, of a bit each at least (RFC 1951; zlib's technical
 /// notes give the same 1032:1).
@@ -64,19 +65,47 @@ fn least(width: u32, height: u32, depth: u8, color: u8) -> u64 {
     u64::try_from(bits / 8).unwrap_or(u64::MAX).div_ceil(EXPANSION)
 }
 
+/// Where the last `IDAT` of a file ends that is cut there or in the head of the next chunk.
+fn end_of_data(bytes: &[u8]) -> Option<usize> {
+    let (mut at, mut is_data) = (SIGNATURE, false);
+    loop {
+        let rest = bytes.get(at..)?;
+        let Some(&[a, b, c, d, ref kind @ ..]) = rest.first_chunk::<8>() else {
+            return is_data.then_some(at);
+        };
+        is_data = kind == b"IDAT";
+        at += 12 + u32::from_be_bytes([a, b, c, d]) as usize;
+    }
+}
+
 /// Memory that is reused.
 #[derive(Debug, Default)]
 pub(super) struct Png {
     raw: Buffer,
+    /// A file that lacks its end, with one.
+    file: Buffer,
 }
 
 impl Png {
-    pub(super) fn buffer(&mut self) -> &mut Buffer {
-        &mut self.raw
+    pub(super) fn buffers(&mut self) -> [&mut Buffer; 2] {
+        [&mut self.raw, &mut self.file]
     }
 
     /// Decodes the whole image into `out`, which is exactly as large.
     pub(super) fn decode(&mut self, bytes: &[u8], head: &Head, wish: &Wish, out: &mut [u8]) -> Result<()> {
+        let cut = match self.read(bytes, head, wish, out) {
+            Err(cut) if cut.kind() == ErrorKind::Truncated => cut,
+            other => return other,
+        };
+        let Some(end) = end_of_data(bytes) else { return Err(cut) };
+        let mut buffer = std::mem::take(&mut self.file);
+        let file = buffer.join(&[&bytes[..end], END], head);
+        let again = file.and_then(|file| self.read(file, head, wish, out));
+        self.file = buffer;
+        again.or(Err(cut))
+    }
+
+    fn read(&mut self, bytes: &[u8], head: &Head, wish: &Wish, out: &mut [u8]) -> Result<()> {
         let mut options = DecodeOptions::default();
         options.set_ignore_checksums(false);
         options.set_ignore_adler32(false);
@@ -109,7 +138,7 @@ fn corrupt(what: impl std::fmt::Display) -> Error {
 fn error(error: DecodingError) -> Error {
     match &error {
         DecodingError::IoError(e) if e.kind() == Io::UnexpectedEof => {
-            Error::new(ErrorKind::Truncated, "truncated PNG: the file ends before the last row")
+            Error::new(ErrorKind::Truncated, "truncated PNG: the file ends inside the image's data")
         }
         DecodingError::LimitsExceeded => {
             Error::new(ErrorKind::LimitExceeded, "a PNG with chunks over 64 MiB")
