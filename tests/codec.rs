@@ -99,6 +99,43 @@ fn a_file_that_is_cut_anywhere_is_never_whole() {
     }
 }
 
+#[test]
+fn a_png_that_lacks_its_end_chunk_alone_is_whole() {
+    for (name, bytes) in files(".png") {
+        let whole = decode(&bytes, Color::Rgb8, false).unwrap();
+        let last = |kind: &[u8]| bytes.windows(4).rposition(|w| w == kind).unwrap() - 4;
+        let (end, data) = (last(b"IEND"), last(b"IDAT"));
+        assert_eq!(end, bytes.len() - 12);
+        for missing in 1..=12 {
+            let cut = decode(&bytes[..bytes.len() - missing], Color::Rgb8, false);
+            assert!(cut.unwrap() == whole, "{name} without {missing} bytes");
+        }
+        // Into the checksum of the data, and without its last chunk.
+        for length in [end - 1, end - 4, data] {
+            let e = decode(&bytes[..length], Color::Rgb8, false).unwrap_err();
+            assert_eq!(e.kind(), ErrorKind::Truncated, "{name}, {length} bytes: {e}");
+        }
+    }
+    // All chunks are whole, and rows are missing.
+    let header = chunk(b"IHDR", &[0, 0, 1, 2, 0, 0, 0, 2, 8, 0, 0, 0, 0]);
+    let short = [b"\x89PNG\r\n\x1a\n", &header[..], &chunk(b"IDAT", &zeros(1))].concat();
+    let e = decode(&short, Color::Rgb8, false).unwrap_err();
+    assert!(e.kind() == ErrorKind::Truncated && e.message().contains("inside the image's data"), "{e}");
+}
+
+#[test]
+fn whatever_is_cut_is_called_truncated() {
+    for (name, bytes) in [".png", ".webp", ".bmp", ".gif"].iter().flat_map(|e| files(e)) {
+        let whole = decode(&bytes, Color::Rgb8, false).unwrap().0;
+        for length in 1..bytes.len() {
+            match decode(&bytes[..length], Color::Rgb8, false) {
+                Ok((pixels, _)) => assert!(pixels == whole, "{name}, {length}"),
+                Err(e) => assert_eq!(e.kind(), ErrorKind::Truncated, "{name}, {length} bytes: {e}"),
+            }
+        }
+    }
+}
+
 /// Where the data of the first scan begins.
 fn first_scan(bytes: &[u8]) -> usize {
     let marker = bytes.windows(2).position(|w| w == [0xff, 0xda]).unwrap();
@@ -358,6 +395,74 @@ fn png_with(chunks: &[u8]) -> Vec<u8> {
     let header = chunk(b"IHDR", &[0, 0, 0, 1, 0, 0, 0, 1, 8, 0, 0, 0, 0]);
     let pixel = chunk(b"IDAT", b"\x78\x9c\x63\x60\0\0\0\x02\0\x01");
     [b"\x89PNG\r\n\x1a\n", &header[..], chunks, &pixel, &chunk(b"IEND", b"")].concat()
+}
+
+#[test]
+fn a_file_too_short_for_its_pixels_is_known_by_its_head() {
+    let head = |bytes: &[u8]| codec::head(bytes, Limits::default());
+    let mut png = Vec::new();
+    let mut encoder = png::Encoder::new(&mut png, 4000, 4000);
+    encoder.set_color(png::ColorType::Grayscale);
+    encoder.set_compression(png::Compression::High);
+    encoder.write_header().unwrap().write_image_data(&vec![0; 4000 * 4000]).unwrap();
+    let mut jpeg = Vec::new();
+    let mut encoder = jpeg_encoder::Encoder::new(&mut jpeg, 50);
+    encoder.set_optimized_huffman_tables(true);
+    encoder.encode(&vec![0; 4000 * 4000], 4000, 4000, jpeg_encoder::ColorType::Luma).unwrap();
+    let bmp = std::fs::read(folder().join("rgb.bmp")).unwrap();
+    // What nothing can be compressed better than, and how near to it a plain image comes.
+    for (name, bytes, least, near) in [
+        ("PNG", &png, 4000 * 4000 / 1032 + 1, 1.6),
+        ("JPEG", &jpeg, 500 * 500 / 8, 2.1),
+        ("BMP", &bmp, 45 * 37 * 3, 1.1),
+    ] {
+        assert!(
+            bytes.len() >= least && (bytes.len() as f64) < near * least as f64,
+            "{name}: {}",
+            bytes.len()
+        );
+        let whole = head(bytes).unwrap();
+        assert_eq!(head(&bytes[..least]).unwrap(), whole, "{name}");
+        let e = head(&bytes[..least - 1]).unwrap_err();
+        let what = format!("take {least} bytes at least, the file has {}", least - 1);
+        assert!(e.kind() == ErrorKind::Truncated && e.message().contains(&what), "{name}: {e}");
+    }
+    assert!(decode(&jpeg[..500 * 500 / 8], Color::Gray8, true).unwrap().1, "so much is let pass");
+
+    // A few bytes that ask for 507 MB.
+    let mut bomb = png_with(&[]);
+    bomb[16..24].copy_from_slice(&[0, 0, 0x32, 0xc8, 0, 0, 0x32, 0xc8]);
+    let e = head(&bomb).unwrap_err();
+    assert!(e.kind() == ErrorKind::Truncated && e.message().contains("13000x13000 pixels"), "{e}");
+}
+
+#[test]
+fn an_image_that_memory_has_no_room_for_is_an_error() {
+    watch::alone("an_image_that_memory_has_no_room_for_is_an_error", || {
+        let status = std::fs::read_to_string("/proc/self/status").unwrap();
+        let line = status.lines().find_map(|line| line.strip_prefix("VmSize:")).unwrap();
+        let now: u64 = line.trim().strip_suffix(" kB").unwrap().parse().unwrap();
+        let most = (now << 10) + (512 << 20);
+        let limit = libc::rlimit { rlim_cur: most, rlim_max: most };
+        // SAFETY: a system call with a pointer to a live struct of its type.
+        assert_eq!(unsafe { libc::setrlimit(libc::RLIMIT_AS, &raw const limit) }, 0);
+        let mut gif = std::fs::read(folder().join("still.gif")).unwrap();
+        let small = codec::head(&gif, Limits::default()).unwrap();
+        let mut limits = Limits::default();
+        limits.pixels = u64::MAX;
+        let mut codec = Codec::default();
+        for color in [Color::Rgb8, Color::Gray8] {
+            gif[6..10].copy_from_slice(&[0x00, 0x7d, 0x00, 0x7d]);
+            let head = codec::head(&gif, limits).unwrap();
+            let e = codec.decode(&gif, &head, &Wish::new(&head, color)).unwrap_err();
+            let what =
+                format!("{} bytes of memory for a GIF of 32000x32000", 32_000 * 32_000 * color.channels());
+            assert!(e.kind() == ErrorKind::LimitExceeded && e.message().contains(&what), "{e}");
+            gif[6..10].copy_from_slice(&[45, 0, 37, 0]);
+            let pixels = codec.decode(&gif, &small, &Wish::new(&small, color)).unwrap();
+            assert!(pixels.bytes == decode(&gif, color, false).unwrap().0);
+        }
+    });
 }
 
 #[test]

@@ -4,7 +4,7 @@ use fast_image_resize::images::{TypedCroppedImage, TypedCroppedImageMut, TypedIm
 use fast_image_resize::pixels::{U8, U8x3};
 use fast_image_resize::{FilterType, PixelTrait, ResizeAlg, ResizeOptions, Resizer};
 
-use super::codec::{Codec, Color, Head, Pixels, Rect, Wish};
+use super::codec::{Buffer, Codec, Color, Head, KEPT, Pixels, Rect, Wish};
 use super::geometry::Geometry;
 use super::orientation::Turn;
 use crate::error::{Error, ErrorKind, Result};
@@ -30,7 +30,7 @@ pub(super) struct Painter {
     codec: Codec,
     resizer: Resizer,
     /// The stored image at its size in the row, where it has to be turned.
-    turned: Vec<u8>,
+    turned: Buffer,
 }
 
 impl Painter {
@@ -39,10 +39,15 @@ impl Painter {
     /// # Errors
     /// As the codec's.
     pub(super) fn paint(&mut self, painting: &Painting<'_>, row: &mut [u8], size: [u32; 2]) -> Result<bool> {
-        match painting.color {
+        let partial = match painting.color {
             Color::Rgb8 => self.paint_as::<U8x3, 3>(painting, row, size),
             Color::Gray8 => self.paint_as::<U8, 1>(painting, row, size),
+        };
+        self.turned.settle();
+        if self.resizer.size_of_internal_buffers() > KEPT {
+            self.resizer.reset_internal_buffers();
         }
+        partial
     }
 
     fn paint_as<P: PixelTrait, const N: usize>(
@@ -87,13 +92,10 @@ impl Painter {
                 resize::<P>(&mut self.resizer, &pixels, crop, part, row, size, place)?;
             } else {
                 let n = shown[0] as usize * shown[1] as usize * N;
-                if self.turned.len() < n {
-                    self.turned.resize(n, 0);
-                }
-                let turned = &mut self.turned[..n];
+                let turned = self.turned.take(n, head)?;
                 let all = Place { x: 0, y: 0, size: shown };
                 resize::<P>(&mut self.resizer, &pixels, crop, part, turned, shown, all)?;
-                let (from, _) = self.turned[..n].as_chunks::<N>();
+                let (from, _) = turned.as_chunks::<N>();
                 let (out, _) = row.as_chunks_mut::<N>();
                 let start = place.y as usize * size[0] as usize + place.x as usize;
                 let out = out.get_mut(start..).unwrap_or_default();
@@ -265,6 +267,70 @@ mod tests {
         let mut row = vec![0xee; (size[0] * size[1] * 3) as usize];
         assert!(!Painter::default().paint(&painting, &mut row, size).unwrap());
         row
+    }
+
+    impl Painter {
+        fn held(&mut self) -> usize {
+            self.codec.held() + self.turned.held() + self.resizer.size_of_internal_buffers()
+        }
+    }
+
+    /// A gray one without compression, and with alpha.
+    fn png(width: u32, height: u32) -> Vec<u8> {
+        let mut out = Vec::new();
+        let mut encoder = png::Encoder::new(&mut out, width, height);
+        encoder.set_color(png::ColorType::Rgba);
+        encoder.set_compression(png::Compression::NoCompression);
+        let mut writer = encoder.write_header().unwrap();
+        writer.write_image_data(&vec![100; (width * height * 4) as usize]).unwrap();
+        drop(writer);
+        out
+    }
+
+    fn jpeg(width: u16, height: u16) -> Vec<u8> {
+        let mut out = Vec::new();
+        let pixels = vec![100; usize::from(width) * usize::from(height) * 3];
+        let encoder = jpeg_encoder::Encoder::new(&mut out, 90);
+        encoder.encode(&pixels, width, height, jpeg_encoder::ColorType::Rgb).unwrap();
+        out
+    }
+
+    #[test]
+    fn what_a_large_image_needed_is_given_back() {
+        let mut painter = Painter::default();
+        let mut held = |bytes: &[u8], color: Color, turn: Turn, size: [u32; 2]| {
+            let head = codec::head(bytes, Limits { bytes: 1 << 30, pixels: 1 << 30 }).unwrap();
+            let mut rng = SampleRng::new(0, 0, 0);
+            let upright = turn.size([head.width, head.height]);
+            let geometry = Fit::Stretch.place(upright, size, &mut rng).unwrap();
+            let (fill, lenient, scaled) = (0, false, false);
+            let painting = Painting { bytes, head: &head, color, turn, geometry, fill, lenient, scaled };
+            let mut row = vec![0; size[0] as usize * size[1] as usize * color.channels()];
+            assert!(!painter.paint(&painting, &mut row, size).unwrap());
+            painter.held()
+        };
+        let (rgb, gray, plain, turned) = (Color::Rgb8, Color::Gray8, Turn::default(), Turn::of(6));
+        let (small_png, small_jpeg) = (png(20, 30), jpeg(20, 30));
+        let (large_png, large_jpeg) = (png(2400, 2400), jpeg(2400, 2400));
+        // The resizer's rows are as wide as the image.
+        let wide = bmp(&image::RgbImage::new(60_000, 95));
+        for (what, bytes, color, turn, size) in [
+            ("pixels of a PNG, and its samples", &large_png, rgb, plain, [8, 8]),
+            ("samples", &large_png, rgb, plain, [2400, 2400]),
+            ("pixels of a JPEG", &large_jpeg, rgb, plain, [8, 8]),
+            ("its colours", &large_jpeg, gray, plain, [8, 8]),
+            ("a row that is turned", &large_png, rgb, turned, [2400, 2399]),
+            ("the resizer's rows", &wide, rgb, plain, [8, 100]),
+        ] {
+            let most = held(bytes, color, turn, size);
+            assert!(most > 16 << 20, "{what}: {most}");
+            for small in [&small_jpeg, &small_png] {
+                let kept = held(small, rgb, turned, [8, 8]);
+                assert!(kept < 16 << 20, "{what}: {kept} of {most} bytes are kept");
+                // Not even that in place of the other format's.
+                held(small, rgb, plain, [20, 30]);
+            }
+        }
     }
 
     /// Every orientation is compared with the whole image turned by the `image` crate.

@@ -14,6 +14,7 @@
 //! scan as long as it should be that holds wrong codes; without an end marker, junk that by chance is codes for exactly the blocks that are
 //! missing, to the last bit. JPEG has no checksum.
 
+use super::Outer;
 use crate::error::Result;
 
 mod entropy;
@@ -36,10 +37,13 @@ const END: [u8; 2] = [0xff, 0xd9];
 /// Of data as short as this every code is followed: a few bytes are much of the image, and it takes microseconds.
 const SHORT: usize = 512;
 
-/// Width, height, orientation.
-pub(super) fn head(bytes: &[u8]) -> Result<(u32, u32, u8)> {
-    let outline = read(bytes, |_, event| Ok(!matches!(event, Event::Ready)))?;
-    Ok((outline.frame.width.into(), outline.frame.height.into(), outline.frame.orientation))
+/// From the frame's header and from an EXIF segment.
+pub(super) fn head(bytes: &[u8]) -> Result<Outer> {
+    let frame = read(bytes, |_, event| Ok(!matches!(event, Event::Ready)))?.frame;
+    // Each block has a DC code in a scan of its own or of others, and a Huffman code has a bit at least (ITU-T T.81, C.2, F.1.2, G.1.2).
+    let least = frame.blocks().div_ceil(8);
+    let Frame { width, height, orientation, .. } = frame;
+    Ok(Outer { width: width.into(), height: height.into(), orientation, least })
 }
 
 /// A file as its markers show it.

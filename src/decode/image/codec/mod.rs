@@ -25,11 +25,17 @@
 //! leaves out what lies outside [`Wish::region`], and it alone decodes at 1/[`Wish::shrink`], where an image of `n` columns has
 //! ⌈`n` / `shrink`⌉. What is wrong behind the rows of the region is then not looked for, in a file that its markers show to be whole.
 //!
+//! # Memory
+//! A [`Codec`] keeps its buffers for the next image; of each, what is over 16 MiB is given back once an image needs less than half of it.
+//! Where the allocator has no room for the pixels of an image the error is [`ErrorKind::LimitExceeded`]. The decoders' own memory (zune-jpeg's
+//! coefficients of a progressive file, two bytes a sample; rows and tables of the others; the resizer's rows) is allocated by them, and a failure
+//! there ends the process: where memory is scarce, set [`Limits`].
+//!
 //! # Files that are not whole
 //! A file that ends early is an error, [`ErrorKind::Truncated`], whatever comes where it ends: nothing, zeros, another file. With
 //! [`Wish::lenient`] a JPEG whose headers are there gives the pixels that were decoded, the rest gray or as the decoder guessed it, and
 //! [`Pixels::partial`] is set; the other formats remain errors. The same bytes always give the same pixels. A JPEG that lacks its end marker
-//! alone is whole. So is one with bytes behind its end marker.
+//! alone is whole, and so is a PNG that lacks its `IEND` alone. So is a file with bytes behind its end.
 //!
 //! PNG has checksums; those of chunks that don't matter for the pixels may be wrong. JPEG, WebP, BMP and GIF have none:
 //! bytes that were changed in the middle show only where the codes stop making sense. What a cut JPEG can hide: where an end marker was set behind
@@ -37,6 +43,7 @@
 
 use crate::error::{Error, ErrorKind, Result};
 
+mod buffer;
 mod format;
 /// Calls of the codecs, for fuzz targets.
 #[cfg(any(test, fuzzing))]
@@ -45,6 +52,8 @@ pub mod fuzzing;
 mod jpeg;
 mod other;
 mod png;
+
+pub(super) use buffer::{Buffer, KEPT};
 
 /// The formats that are read.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
@@ -205,8 +214,19 @@ pub struct Pixels<'a> {
     pub partial: bool,
 }
 
+/// A file as its first bytes show it.
+#[derive(Debug, Clone, Copy)]
+struct Outer {
+    width: u32,
+    height: u32,
+    orientation: u8,
+    /// Bytes that a whole file of this size has at least.
+    least: u64,
+}
+
 /// Reads the head of a file: its format by its bytes, its size, its orientation. No pixel is decoded, and nothing is allocated that
-/// the file's size or its declared size could make large.
+/// the file's size or its declared size could make large. A file that is too short for the pixels that it declares, however well they are
+/// compressed, is [`ErrorKind::Truncated`] here, for [`Wish::lenient`] too.
 ///
 /// # Errors
 /// As [`Format::of`]; [`ErrorKind::Unsupported`] of features that are not read; [`ErrorKind::Truncated`] and [`ErrorKind::Corrupt`];
@@ -218,19 +238,28 @@ pub fn head(bytes: &[u8], limits: Limits) -> Result<Head> {
             format!("a {} file of {} bytes, over the limit of {}", format.name(), bytes.len(), limits.bytes);
         return Err(Error::new(ErrorKind::LimitExceeded, what));
     }
-    let (width, height, orientation) = match format {
+    let Outer { width, height, orientation, least } = match format {
         Format::Jpeg => jpeg::head(bytes)?,
         Format::Png => png::head(bytes)?,
         _ => other::head(bytes, format, limits)?,
     };
     limits.check(format, width, height)?;
+    if (bytes.len() as u64) < least {
+        let what = format!(
+            "truncated {}: {width}x{height} pixels take {least} bytes at least, the file has {}",
+            format.name(),
+            bytes.len()
+        );
+        return Err(Error::new(ErrorKind::Truncated, what));
+    }
     Ok(Head { format, width, height, orientation })
 }
 
-/// Decoders, and the memory that they reuse from image to image: one a worker.
+/// Decoders, and the memory that they reuse from image to image: one a worker. Of each of their buffers what is over 16 MiB is given
+/// back once an image needs less than half of it.
 #[derive(Debug, Default)]
 pub struct Codec {
-    pixels: Vec<u8>,
+    pixels: Buffer,
     #[cfg(feature = "turbojpeg")]
     jpeg: jpeg::Turbo,
     #[cfg(not(feature = "turbojpeg"))]
@@ -248,14 +277,35 @@ impl Codec {
     pub fn decode(&mut self, bytes: &[u8], head: &Head, wish: &Wish) -> Result<Pixels<'_>> {
         #[cfg(feature = "turbojpeg")]
         if head.format == Format::Jpeg {
-            return self.jpeg.decode(bytes, head, wish, &mut self.pixels);
+            let decoded = self.jpeg.decode(bytes, head, wish, &mut self.pixels);
+            let decoded = decoded.map(|p| (p.width, p.height, p.x, p.y, p.shrink, p.partial));
+            self.settle();
+            let (width, height, x, y, shrink, partial) = decoded?;
+            return Ok(Pixels { bytes: self.pixels.bytes(), width, height, x, y, shrink, partial });
         }
+        let all = size(head, wish.color)?;
         let mut pixels = std::mem::take(&mut self.pixels);
-        pixels.resize(size(head, wish.color)?, 0);
-        let partial = self.all(bytes, head, wish, &mut pixels);
+        let partial = pixels.take(all, head).and_then(|out| self.all(bytes, head, wish, out));
         self.pixels = pixels;
+        self.settle();
         let (width, height) = (head.width, head.height);
-        Ok(Pixels { bytes: &self.pixels, width, height, x: 0, y: 0, shrink: 1, partial: partial? })
+        Ok(Pixels { bytes: self.pixels.bytes(), width, height, x: 0, y: 0, shrink: 1, partial: partial? })
+    }
+
+    fn buffers(&mut self) -> impl Iterator<Item = &mut Buffer> {
+        let Self { pixels, jpeg, png, other } = self;
+        std::iter::once(pixels).chain(jpeg.buffers()).chain(png.buffers()).chain([other.buffer()])
+    }
+
+    /// An image is done.
+    fn settle(&mut self) {
+        self.buffers().for_each(Buffer::settle);
+    }
+
+    /// Bytes of memory that are held.
+    #[cfg(test)]
+    pub(super) fn held(&mut self) -> usize {
+        self.buffers().map(|buffer| buffer.held()).sum()
     }
 
     /// Whether this format is decoded at the fraction of its size that is asked for.
@@ -278,7 +328,9 @@ impl Codec {
     ) -> Result<bool> {
         #[cfg(feature = "turbojpeg")]
         if head.format == Format::Jpeg {
-            return self.jpeg.decode_into(bytes, head, wish, out, stride);
+            let partial = self.jpeg.decode_into(bytes, head, wish, out, stride);
+            self.settle();
+            return partial;
         }
         let all = size(head, wish.color)?;
         let (row, rows) = (head.width as usize * wish.color.channels(), head.height as usize);
@@ -291,7 +343,9 @@ impl Codec {
             return Err(Error::new(ErrorKind::InvalidArgument, what));
         }
         if stride == row {
-            return self.all(bytes, head, wish, &mut out[..all]);
+            let partial = self.all(bytes, head, wish, &mut out[..all]);
+            self.settle();
+            return partial;
         }
         let pixels = self.decode(bytes, head, wish)?;
         for (from, to) in pixels.bytes.chunks_exact(row).zip(out.chunks_mut(stride)) {

@@ -5,11 +5,11 @@ use std::io::{Cursor, ErrorKind as Io};
 use image::codecs::{bmp::BmpDecoder, gif::GifDecoder, webp::WebPDecoder};
 use image::{ColorType, ImageDecoder, ImageError};
 
-use super::{Format, Head, Limits, Samples, Wish, same_size};
+use super::{Buffer, Format, Head, Limits, Outer, Samples, Wish, same_size};
 use crate::error::{Error, ErrorKind, Result};
 
-/// Width, height, orientation.
-pub(super) fn head(bytes: &[u8], format: Format, limits: Limits) -> Result<(u32, u32, u8)> {
+/// The size, and an orientation where the format has one.
+pub(super) fn head(bytes: &[u8], format: Format, limits: Limits) -> Result<Outer> {
     whole(bytes, format)?;
     if let Some((width, height)) = canvas(bytes).filter(|_| format == Format::WebP) {
         limits.check(format, width, height)?;
@@ -31,7 +31,8 @@ pub(super) fn head(bytes: &[u8], format: Format, limits: Limits) -> Result<(u32,
             format!("corrupt {}: its size is {width}x{height}", format.name()),
         ));
     }
-    Ok((width, height, orientation))
+    let least = if format == Format::Bmp { bmp_least(bytes, width, height) } else { 0 };
+    Ok(Outer { width, height, orientation, least })
 }
 
 /// The size that a BMP declares: its decoder refuses large ones in other words than those of a limit.
@@ -45,6 +46,24 @@ fn bmp_size(bytes: &[u8]) -> Result<(u32, u32)> {
     let (width, height) = (i32::from_le_bytes(*number(18)?), i32::from_le_bytes(*number(22)?));
     // A negative height says that the upper row comes first.
     Ok((width.max(0).unsigned_abs(), height.unsigned_abs()))
+}
+
+/// Bytes of a BMP at least: its samples where they are not compressed, without the padding of rows.
+fn bmp_least(bytes: &[u8], width: u32, height: u32) -> u64 {
+    let number =
+        |at: usize| bytes.get(at..).and_then(|rest| rest.first_chunk()).map(|n| u16::from_le_bytes(*n));
+    let (bits, compression) = match bytes.get(14) {
+        Some(..40) => (number(24), Some(0)),
+        _ => (number(28), number(30)),
+    };
+    match (bits, compression) {
+        // None, or with masks for the colours.
+        (Some(bits), Some(0 | 3 | 6)) => {
+            let bits = u128::from(width) * u128::from(height) * u128::from(bits);
+            u64::try_from(bits / 8).unwrap_or(u64::MAX)
+        }
+        _ => 0,
+    }
 }
 
 /// The size that an extended WebP declares: as with a BMP, and a frame need not be there.
@@ -69,10 +88,14 @@ fn whole(bytes: &[u8], format: Format) -> Result<()> {
 /// Memory that is reused.
 #[derive(Debug, Default)]
 pub(super) struct Other {
-    raw: Vec<u8>,
+    raw: Buffer,
 }
 
 impl Other {
+    pub(super) fn buffer(&mut self) -> &mut Buffer {
+        &mut self.raw
+    }
+
     /// Decodes the whole image into `out`, which is exactly as large.
     pub(super) fn decode(&mut self, bytes: &[u8], head: &Head, wish: &Wish, out: &mut [u8]) -> Result<()> {
         whole(bytes, head.format)?;
@@ -120,18 +143,23 @@ impl Other {
         }
         let bytes = usize::try_from(decoder.total_bytes())
             .map_err(|_| Error::new(ErrorKind::LimitExceeded, "an image larger than the address space"))?;
-        self.raw.resize(bytes, 0);
-        decoder.read_image(&mut self.raw).map_err(failed)?;
-        samples.convert(&self.raw, wish.color, out);
+        let raw = self.raw.take(bytes, head)?;
+        decoder.read_image(raw).map_err(failed)?;
+        samples.convert(raw, wish.color, out);
         Ok(())
     }
 }
 
+/// What the crate `gif` says, whose error type `image` doesn't show.
+const GIF_ENDS: &str = "Unexpected End of File";
+
 fn error(error: ImageError, format: Format) -> Error {
-    let mut cause: Option<&(dyn std::error::Error + 'static)> = Some(&error);
-    let mut early = false;
+    // An `ImageError` is not the source of what it wraps, but gives that one's source as its own.
+    let mut early = matches!(&error, ImageError::IoError(e) if e.kind() == Io::UnexpectedEof);
+    let mut cause = std::error::Error::source(&error);
     while let Some(e) = cause {
         early |= e.downcast_ref::<std::io::Error>().is_some_and(|e| e.kind() == Io::UnexpectedEof);
+        early |= e.to_string() == GIF_ENDS;
         cause = e.source();
     }
     let name = format.name();

@@ -71,6 +71,15 @@ impl Frame {
         let most = |f: fn(&Part) -> u8| self.parts().iter().map(f).max().unwrap_or(1).into();
         (most(|p| p.h), most(|p| p.v))
     }
+
+    /// Blocks of the component that has the most.
+    pub(super) fn blocks(&self) -> u64 {
+        let (h, v) = self.sampling();
+        let side =
+            |size: u16, own: u8, most: usize| (usize::from(size) * usize::from(own)).div_ceil(most * 8);
+        let blocks = |part: &Part| (side(self.width, part.h, h) * side(self.height, part.v, v)) as u64;
+        self.parts().iter().map(blocks).max().unwrap_or(0)
+    }
 }
 
 /// One scan.

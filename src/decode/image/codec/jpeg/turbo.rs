@@ -11,7 +11,7 @@ use std::ptr::NonNull;
 
 use turbojpeg_sys as tj;
 
-use super::super::{Color, Head, Pixels, Rect, Samples, Wish, same_size};
+use super::super::{Buffer, Color, Head, Pixels, Rect, Samples, Wish, same_size};
 use super::markers::Model;
 use super::{END, outline};
 use crate::error::{Error, ErrorKind, Result};
@@ -30,12 +30,16 @@ const WARNINGS: [&str; 6] = [
 #[derive(Debug, Default)]
 pub(in super::super) struct Turbo {
     /// A file up to its image's end.
-    file: Vec<u8>,
+    file: Buffer,
     /// Pixels in the colours of the file, where libjpeg does not convert them.
-    raw: Vec<u8>,
+    raw: Buffer,
 }
 
 impl Turbo {
+    pub(in super::super) fn buffers(&mut self) -> [&mut Buffer; 2] {
+        [&mut self.file, &mut self.raw]
+    }
+
     /// Decodes `wish.region` and what lies around it into `out`, rows without gaps.
     ///
     /// # Errors
@@ -46,11 +50,11 @@ impl Turbo {
         bytes: &[u8],
         head: &Head,
         wish: &Wish,
-        out: &'a mut Vec<u8>,
+        out: &'a mut Buffer,
     ) -> Result<Pixels<'a>> {
         let decoded = self.run(bytes, head, wish, Some(wish.region), &mut Target::Grown(out))?;
         let Rect { x, y, width, height } = decoded.rect;
-        Ok(Pixels { bytes: out, width, height, x, y, shrink: wish.shrink, partial: decoded.partial })
+        Ok(Pixels { bytes: out.bytes(), width, height, x, y, shrink: wish.shrink, partial: decoded.partial })
     }
 
     /// Decodes the whole image at 1/`wish.shrink` of its size into `out`, whose rows are `stride` bytes apart; whether the
@@ -85,7 +89,7 @@ impl Turbo {
             whole = Some(outline.examine(bytes, wish.lenient)?);
         }
         if outline.eoi && whole != Some(false) {
-            let decoded = decompress(bytes, model, wish, region, target, &mut self.raw)?;
+            let decoded = decompress(bytes, model, head, wish, region, target, &mut self.raw)?;
             match decoded.said {
                 Said::Nothing => return Ok(decoded),
                 Said::Warning => {
@@ -99,10 +103,8 @@ impl Turbo {
                 Said::Refusal(kind, text) => return Err(Error::new(kind, text)),
             }
         }
-        self.file.clear();
-        self.file.extend_from_slice(&bytes[..outline.end]);
-        self.file.extend_from_slice(&END);
-        let decoded = decompress(&self.file, model, wish, None, target, &mut self.raw)?;
+        let file = self.file.join(&[&bytes[..outline.end], &END], head)?;
+        let decoded = decompress(file, model, head, wish, None, target, &mut self.raw)?;
         if decoded.said == Said::Warning && whole.is_none() {
             whole = Some(outline.examine(bytes, wish.lenient)?);
         }
@@ -118,22 +120,19 @@ impl Turbo {
 /// Where pixels go.
 enum Target<'a> {
     /// Made as large as they are, rows without gaps.
-    Grown(&'a mut Vec<u8>),
+    Grown(&'a mut Buffer),
     /// Rows so many bytes apart.
     Given(&'a mut [u8], usize),
 }
 
 impl Target<'_> {
     /// Room for `height` rows of `row` bytes, and how many bytes they are apart.
-    fn rows(&mut self, row: usize, height: usize) -> Result<(&mut [u8], usize)> {
+    fn rows(&mut self, row: usize, height: usize, head: &Head) -> Result<(&mut [u8], usize)> {
         let Some(bytes) = row.checked_mul(height) else {
             return Err(Error::new(ErrorKind::LimitExceeded, "the image is larger than memory"));
         };
         match self {
-            Self::Grown(out) => {
-                out.resize(bytes, 0);
-                Ok((out, row))
-            }
+            Self::Grown(out) => Ok((out.take(bytes, head)?, row)),
             Self::Given(out, stride) => {
                 let end = (height - 1).checked_mul(*stride).and_then(|start| start.checked_add(row));
                 if *stride < row || end.is_none_or(|end| end > out.len()) {
@@ -168,10 +167,11 @@ struct Decoded {
 fn decompress(
     bytes: &[u8],
     model: Model,
+    head: &Head,
     wish: &Wish,
     region: Option<Rect>,
     target: &mut Target<'_>,
-    raw: &mut Vec<u8>,
+    raw: &mut Buffer,
 ) -> Result<Decoded> {
     // A handle keeps the tables of the image before, and a file that lacks its own would get those: so each gets a new one.
     let mut handle = Handle::new()?;
@@ -193,7 +193,7 @@ fn decompress(
     }
     let (columns, rows) = (rect.width as usize, rect.height as usize);
     let channels = wish.color.channels();
-    let (out, stride) = target.rows(columns * channels, rows)?;
+    let (out, stride) = target.rows(columns * channels, rows, head)?;
     let (format, samples) = match (model, wish.color) {
         (Model::Cmyk | Model::Ycck, _) => (tj::TJPF_TJPF_CMYK, 4),
         (Model::Gray, Color::Gray8) => (tj::TJPF_TJPF_GRAY, 1),
@@ -203,7 +203,7 @@ fn decompress(
         handle.read_pixels(bytes, out, stride, rect, format)?
     } else {
         let mut raw = Target::Grown(raw);
-        let (raw, pitch) = raw.rows(columns * samples, rows)?;
+        let (raw, pitch) = raw.rows(columns * samples, rows, head)?;
         let said = handle.read_pixels(bytes, raw, pitch, rect, format)?;
         for (raw, out) in raw.chunks_exact_mut(pitch).zip(out.chunks_mut(stride)) {
             if samples == 4 {

@@ -7,7 +7,7 @@ use zune_jpeg::zune_core::bytestream::ZCursor;
 use zune_jpeg::zune_core::colorspace::ColorSpace;
 use zune_jpeg::zune_core::options::DecoderOptions;
 
-use super::super::{Color, Head, Samples, Wish, same_size};
+use super::super::{Buffer, Color, Head, Samples, Wish, same_size};
 use super::markers::{Frame, Model, corrupt, unsupported};
 use super::{END, Outline, outline};
 use crate::error::Result;
@@ -15,11 +15,15 @@ use crate::error::Result;
 /// zune-jpeg, and memory for files that it needs in another form.
 #[derive(Debug, Default)]
 pub(in super::super) struct Zune {
-    file: Vec<u8>,
-    rgb: Vec<u8>,
+    file: Buffer,
+    rgb: Buffer,
 }
 
 impl Zune {
+    pub(in super::super) fn buffers(&mut self) -> [&mut Buffer; 2] {
+        [&mut self.file, &mut self.rgb]
+    }
+
     /// Decodes the whole image into `out`, which is exactly as large; whether the file ended early.
     ///
     /// # Errors
@@ -35,45 +39,52 @@ impl Zune {
         same_size(head, outline.frame.width.into(), outline.frame.height.into())?;
         let model = outline.frame.model();
         if wish.color == Color::Rgb8 || model == Model::Gray {
-            return self.decode_as(bytes, &outline, wish, out);
+            return self.decode_as(bytes, &outline, head, wish, out);
         }
-        let mut rgb = std::mem::take(&mut self.rgb);
-        rgb.resize(out.len() * 3, 0);
-        let partial = self.decode_as(bytes, &outline, wish, &mut rgb);
-        Samples { channels: 3, wide: false }.convert(&rgb, Color::Gray8, out);
-        self.rgb = rgb;
+        let mut buffer = std::mem::take(&mut self.rgb);
+        let partial = buffer.take(out.len() * 3, head).and_then(|rgb| {
+            let partial = self.decode_as(bytes, &outline, head, wish, rgb)?;
+            Samples { channels: 3, wide: false }.convert(rgb, Color::Gray8, out);
+            Ok(partial)
+        });
+        self.rgb = buffer;
         partial
     }
 
-    fn decode_as(&mut self, bytes: &[u8], outline: &Outline, wish: &Wish, out: &mut [u8]) -> Result<bool> {
+    fn decode_as(
+        &mut self,
+        bytes: &[u8],
+        outline: &Outline,
+        head: &Head,
+        wish: &Wish,
+        out: &mut [u8],
+    ) -> Result<bool> {
         let colors = colors(&outline.frame, wish.color)?;
         let cut = colors.without.clone().unwrap_or(0..0);
         if outline.suspicion.is_none() {
             // A progressive scan must end at a marker.
             let end = if outline.frame.progressive { bytes.len() } else { outline.end };
-            let file = if cut.is_empty() { &bytes[..end] } else { self.copy(bytes, &cut, end) };
+            let file =
+                if cut.is_empty() { &bytes[..end] } else { self.copy(&bytes[..end], &cut, &[], head)? };
             if run(file, colors.space, true, out).is_ok() {
                 return Ok(false);
             }
         }
         let whole = outline.examine(bytes, wish.lenient)?;
-        self.copy(bytes, &cut, outline.end);
-        self.file.extend_from_slice(&END);
+        let file = self.copy(&bytes[..outline.end], &cut, &END, head)?;
         if !whole {
             out.fill(128);
         }
-        match run(&self.file, colors.space, false, out) {
+        match run(file, colors.space, false, out) {
             Err(what) if whole => Err(corrupt(what)),
             _ => Ok(!whole),
         }
     }
 
-    /// The file up to `end` without the segment at `cut`.
-    fn copy(&mut self, bytes: &[u8], cut: &Range<usize>, end: usize) -> &[u8] {
-        self.file.clear();
-        self.file.extend_from_slice(&bytes[..cut.start]);
-        self.file.extend_from_slice(&bytes[cut.end..end]);
-        &self.file
+    /// The file without the segment at `cut`, and `end` behind it.
+    fn copy(&mut self, bytes: &[u8], cut: &Range<usize>, end: &[u8], head: &Head) -> Result<&[u8]> {
+        let parts = [&bytes[..cut.start], &bytes[cut.end..], end];
+        self.file.join(&parts, head)
     }
 }
 

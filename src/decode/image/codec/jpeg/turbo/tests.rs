@@ -5,7 +5,7 @@ use rand_xoshiro::Xoshiro256PlusPlus;
 use turbojpeg_sys as tj;
 
 use super::Turbo;
-use crate::decode::image::codec::{Color, Limits, Pixels, Rect, Wish, head};
+use crate::decode::image::codec::{Buffer, Color, Limits, Pixels, Rect, Wish, head};
 use crate::error::{ErrorKind, Result};
 
 /// How a test image is encoded.
@@ -78,7 +78,7 @@ fn wish(width: usize, height: usize) -> Wish {
 }
 
 impl Turbo {
-    fn read<'a>(&mut self, bytes: &[u8], wish: &Wish, out: &'a mut Vec<u8>) -> Result<Pixels<'a>> {
+    fn read<'a>(&mut self, bytes: &[u8], wish: &Wish, out: &'a mut Buffer) -> Result<Pixels<'a>> {
         self.decode(bytes, &head(bytes, Limits::default())?, wish, out)
     }
 
@@ -89,10 +89,10 @@ impl Turbo {
 
 /// The pixels, and whether they are partial.
 fn decode(bytes: &[u8], wish: &Wish) -> Result<(bool, Vec<u8>)> {
-    let mut out = Vec::new();
+    let mut out = Buffer::default();
     let pixels = Turbo::default().read(bytes, wish, &mut out)?;
     assert_eq!(pixels.bytes.len(), (pixels.width * pixels.height) as usize * wish.color.channels());
-    Ok((pixels.partial, out))
+    Ok((pixels.partial, pixels.bytes.to_vec()))
 }
 
 fn kind<T>(result: Result<T>) -> Option<ErrorKind> {
@@ -155,7 +155,7 @@ fn a_region_is_what_the_whole_image_has_there() {
                         let (x, y) = (below(width), below(height));
                         let (w, h) = (1 + below(width - x), 1 + below(height - y));
                         wish.region = Rect { x: x as u32, y: y as u32, width: w as u32, height: h as u32 };
-                        let mut out = Vec::new();
+                        let mut out = Buffer::default();
                         let extent = turbo.read(&bytes, &wish, &mut out).unwrap();
                         assert_eq!((extent.shrink, extent.partial), (shrink, false));
                         let shrink = shrink as usize;
@@ -198,7 +198,7 @@ fn odd_sampling_factors_are_decoded_as_a_whole() {
     ] {
         let (_, whole) = decode(bytes, &wish(64, 16)).unwrap();
         let region = Rect { x: 10, y: 4, width: 20, height: 6 };
-        let mut out = Vec::new();
+        let mut out = Buffer::default();
         let pixels = Turbo::default().read(bytes, &Wish { region, ..wish(64, 16) }, &mut out).unwrap();
         assert_eq!((pixels.x, pixels.y, pixels.width, pixels.height), (0, 0, 64, 16));
         assert_eq!(pixels.bytes, whole);
@@ -217,7 +217,7 @@ fn a_cut_file_is_refused_or_whole() {
         let (_, whole) = decode(&bytes, &wish(50, 35)).unwrap();
         let scan = find(&bytes, 0xda);
         let mut turbo = Turbo::default();
-        let mut out = Vec::new();
+        let mut out = Buffer::default();
         // Of a small region: what is behind it has to be looked at.
         let strict = Wish { region: Rect { x: 3, y: 1, width: 9, height: 4 }, ..wish(50, 35) };
         let lenient = Wish { lenient: true, ..strict };
@@ -335,7 +335,7 @@ fn faults_of_the_pixels_are_refused() {
 #[test]
 fn a_file_without_tables_gets_none_of_another() {
     let mut turbo = Turbo::default();
-    let mut out = Vec::new();
+    let mut out = Buffer::default();
     let with = &[(tj::TJPARAM_TJPARAM_OPTIMIZE, 1)];
     let other = encode(Coding { with, ..PLAIN }, 30, 50, 35, &noise(2, 50, 35, 3));
     let bytes = rgb(PLAIN, 50, 35);
@@ -351,7 +351,7 @@ fn a_file_without_tables_gets_none_of_another() {
     let (_, whole) = decode(&bytes, &wish(50, 35)).unwrap();
     turbo.read(&other, &wish(50, 35), &mut out).unwrap();
     turbo.read(&without(0xc4), &wish(50, 35), &mut out).unwrap();
-    assert!(out == whole);
+    assert!(out.bytes() == whole);
     turbo.read(&other, &wish(50, 35), &mut out).unwrap();
     assert_eq!(kind(turbo.read(&without(0xdb), &wish(50, 35), &mut out)), Some(ErrorKind::Corrupt));
 }
@@ -425,14 +425,14 @@ fn rows_lie_a_stride_apart_and_nothing_between_is_written() {
 #[test]
 fn memory_is_reused() {
     let mut turbo = Turbo::default();
-    let mut out = Vec::new();
+    let mut out = Buffer::default();
     let whole = rgb(Coding { pixels: tj::TJPF_TJPF_CMYK, ..PLAIN }, 50, 35);
     let cut = &whole[..whole.len() - 60];
     let mut sizes = Vec::new();
     for _ in 0..3 {
         turbo.read(&whole, &wish(50, 35), &mut out).unwrap();
         turbo.read(cut, &Wish { lenient: true, ..wish(50, 35) }, &mut out).unwrap();
-        sizes.push((turbo.file.as_ptr(), turbo.raw.as_ptr(), out.as_ptr()));
+        sizes.push((turbo.file.bytes().as_ptr(), turbo.raw.bytes().as_ptr(), out.bytes().as_ptr()));
     }
     assert!(sizes.iter().all(|size| *size == sizes[0]));
 }
