@@ -10,7 +10,7 @@ use warpfeed::decode::Geometry;
 use warpfeed::source::{Labels, Pictures, Source};
 use warpfeed::{Batch, Device, Loader, OnError};
 
-use crate::images::{Found, Recipe};
+use crate::images::{Found, Recipe, line};
 
 type Rgb = [u8; 3];
 
@@ -71,7 +71,9 @@ pub(super) fn write(
     let mut epoch = loader.epoch(&stream)?;
     let batch = epoch.next().ok_or_else(|| anyhow!("there is no sample to draw"))??;
     let canvas = draw(&batch, found)?;
-    canvas.save(path).map_err(|e| anyhow!("the contact sheet {} can't be written: {e}", path.display()))
+    canvas
+        .save(path)
+        .map_err(|e| anyhow!("the contact sheet {} can't be written: {e}", line(&path.to_string_lossy())))
 }
 
 fn draw(batch: &Batch, found: &Found) -> anyhow::Result<Canvas> {
