@@ -198,9 +198,11 @@ fn names_give_the_terminal_no_orders() {
         std::fs::write(data.at(name), "no image").unwrap();
     }
     data.gray("c\r/5.png", [8, 8]);
+    let sheet = data.at("c\r/5.png");
     for words in [
         &["verify", data.path()][..],
         &["inspect", data.path()],
+        &["inspect", data.path(), "--sheet", sheet.to_str().unwrap()],
         &["bench", "--images", data.path(), "--device", "cpu"],
         &["verify", &format!("{}/\u{1b}[2J", data.path())],
     ] {
@@ -226,6 +228,47 @@ fn json_has_the_bytes_of_names_that_are_no_text() {
     let (_, out, _) = warpfeed(&["verify", data.path(), "--json"]);
     let lines = out.lines().map(|line| serde_json::from_str::<Value>(line).unwrap());
     assert_eq!(lines.filter(|line| line["path_bytes"].is_string()).count(), 1, "{out}");
+}
+
+#[test]
+fn a_sheet_overwrites_nothing_but_a_sheet() {
+    let data = yolo(BOTH);
+    let elsewhere = Data::new();
+    elsewhere.gray("images/of_list.png", [20, 20]);
+    std::fs::write(elsewhere.at("labels/of_list.txt"), "0 0.5 0.5 0.5 0.5\n").unwrap();
+    let of_list = elsewhere.at("images/of_list.png");
+    std::fs::write(data.at("list/all.txt"), format!("{}\n", of_list.display())).unwrap();
+    let list = data.at("list/all.txt");
+    let (data, elsewhere) = (data.seal(), elsewhere.seal());
+
+    let out = Data::new();
+    std::fs::write(out.at("notes.png"), "no image").unwrap();
+    std::fs::write(out.at("empty.png"), "").unwrap();
+    std::os::unix::fs::symlink(data.folder.path().join("images/train/one.png"), out.at("link.png")).unwrap();
+    let refused = |set: &str, sheet: &std::path::Path, why: &str| {
+        let (status, text, err) = warpfeed(&["inspect", set, "--sheet", sheet.to_str().unwrap()]);
+        assert_eq!((status, text.as_str()), (Some(2), ""), "{}", sheet.display());
+        assert!(err.contains(why), "no {why} in {err}");
+    };
+    let inside = data.folder.path().join("images/train/one.png");
+    for (sheet, why) in [
+        (inside, "a file of the data"),
+        (out.at("link.png"), "a file of the data"),
+        (out.at("notes.png"), "no PNG"),
+        (out.at("empty.png"), "no PNG"),
+        (out.at("sheet.jpg"), ".png"),
+        (out.at("sheet"), ".png"),
+    ] {
+        refused(data.path(), &sheet, why);
+    }
+    refused(list.to_str().unwrap(), &of_list, "a file of the data");
+    assert_eq!(std::fs::read(out.at("notes.png")).unwrap(), b"no image");
+    assert!(!out.at("sheet.jpg").exists());
+    let sheet = out.at("sheet.PNG");
+    for _ in 0..2 {
+        json(&["inspect", data.path(), "--json", "--sheet", sheet.to_str().unwrap()]);
+    }
+    drop((data, elsewhere));
 }
 
 #[test]

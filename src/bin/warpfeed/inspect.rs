@@ -36,7 +36,8 @@ pub(crate) struct Args {
     /// Looks at this split of a detection set [default: train]
     #[arg(long, value_name = "NAME")]
     split: Option<String>,
-    /// Writes a contact sheet to this PNG file: a shuffled batch as the network will see it, with its boxes; what is no image is hatched
+    /// Writes a contact sheet to this PNG file: a shuffled batch as the network will see it, with its boxes; what is no image is hatched.
+    /// Nothing but a PNG outside of the data is overwritten
     #[arg(long, value_name = "FILE.png")]
     sheet: Option<PathBuf>,
     /// Samples on the sheet [default: 16, or 9 with the recipe yolo]
@@ -60,6 +61,9 @@ pub(crate) struct Args {
 pub(crate) fn run(args: &Args) -> anyhow::Result<()> {
     let open = Found::open(&args.path, args.split.as_deref());
     let found = open.map_err(|e| anyhow!(line(&e.to_string())))?;
+    if let Some(path) = &args.sheet {
+        sheet::check(path, &args.path, &found)?;
+    }
     let recipe = args.recipe.unwrap_or_else(|| Recipe::of(found.set.labels()));
     let survey = Survey::of(&found)?;
     let loader = Loader::builder(found.set.clone()).decode(recipe.decoder()).workers(0);
