@@ -329,6 +329,12 @@ fn bench_reads_real_files() {
         assert!(get(&found, key) > 0.0, "{key} in {found}");
     }
 
+    let (status, _, err) =
+        warpfeed(&[&line[..], &["--samples", "3", "--batch-size", "2", "--workers", "1"]].concat());
+    assert_eq!((status, err.contains("unoptimised build")), (Some(0), cfg!(debug_assertions)), "{err}");
+    let (_, help, _) = warpfeed(&["bench", "--help"]);
+    assert!(help.contains("whole batches are timed"), "{help}");
+
     let (status, _, err) = warpfeed(&[&line[..], &["--batch-size", "5"]].concat());
     assert!(status == Some(1) && err.contains("4 images") && err.contains("--batch-size"), "{err}");
     let bad = folder(true);

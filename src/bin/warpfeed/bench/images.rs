@@ -38,7 +38,7 @@ pub(super) struct Options {
     /// How images become rows [default: yolo where there are boxes, else imagenet]
     #[arg(long, value_enum, requires = "images")]
     recipe: Option<Recipe>,
-    /// Loads that many samples, timed, and leaves the picture of the overlap out
+    /// Loads that many samples and leaves the picture of the overlap out; whole batches are timed, so that N is rounded up to them
     #[arg(
         long,
         value_name = "N",
