@@ -9,7 +9,9 @@ use std::fs::File;
 use std::path::Path;
 
 use serde_json::Value;
-use tool::{Data, case, json, warpfeed};
+#[cfg(feature = "tar")]
+use tool::case;
+use tool::{Data, json, warpfeed};
 
 /// The colour of class 0 on a contact sheet.
 const RED: [u8; 3] = [255, 64, 64];

@@ -10,7 +10,7 @@ use std::os::unix::ffi::OsStrExt;
 use std::process::{Command, Stdio};
 
 use serde_json::Value;
-use tool::{Data, json, warpfeed};
+use tool::{Data, end_of, json, warpfeed};
 
 /// A YOLO set whose split `val` has a cut image, with these lines in its data.yaml.
 fn yolo(yaml: &str) -> Data {
@@ -155,7 +155,7 @@ fn unread(words: &[&str]) -> Option<i32> {
     child.args(words).stdin(Stdio::null()).stdout(Stdio::piped()).stderr(Stdio::null());
     let mut child = child.spawn().unwrap();
     drop(child.stdout.take());
-    child.wait().unwrap().code()
+    end_of(&mut child).code()
 }
 
 #[test]

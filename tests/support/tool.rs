@@ -6,7 +6,7 @@ use std::collections::BTreeMap;
 use std::fs::File;
 use std::io::Read;
 use std::path::{Path, PathBuf};
-use std::process::{Command, Stdio};
+use std::process::{Child, Command, ExitStatus, Stdio};
 use std::time::{Duration, Instant, SystemTime};
 
 use serde_json::Value;
@@ -14,6 +14,21 @@ use tempfile::TempDir;
 
 /// The longest that a run may take.
 const LIMIT: Duration = Duration::from_secs(120);
+/// Waits until it ends.
+pub(crate) fn end_of(child: &mut Child) -> ExitStatus {
+    let begun = Instant::now();
+    loop {
+        if let Some(status) = child.try_wait().unwrap() {
+            return status;
+        }
+        if begun.elapsed() > LIMIT {
+            child.kill().unwrap();
+            panic!("it hangs");
+        }
+        std::thread::sleep(Duration::from_millis(2));
+    }
+}
+
 /// Runs the tool: its exit status, stdout and stderr.
 pub(crate) fn warpfeed(words: &[&str]) -> (Option<i32>, String, String) {
     let mut command = Command::new(env!("CARGO_BIN_EXE_warpfeed"));
@@ -28,17 +43,7 @@ pub(crate) fn warpfeed(words: &[&str]) -> (Option<i32>, String, String) {
         })
     }
     let (out, err) = (text(pipes.0), text(pipes.1));
-    let begun = Instant::now();
-    let status = loop {
-        if let Some(status) = child.try_wait().unwrap() {
-            break status;
-        }
-        if begun.elapsed() > LIMIT {
-            child.kill().unwrap();
-            panic!("it hangs: {words:?}");
-        }
-        std::thread::sleep(Duration::from_millis(2));
-    };
+    let status = end_of(&mut child);
     let (out, err) = (out.join().unwrap(), err.join().unwrap());
     assert!(!err.contains("panicked"), "{err}");
     (status.code(), out, err)

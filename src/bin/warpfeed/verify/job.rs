@@ -156,6 +156,7 @@ impl Job {
     }
 
     /// Whether `seen` samples are all of them.
+    #[cfg_attr(not(feature = "tar"), allow(unused_variables, reason = "sets have a length"))]
     pub(super) fn is_over(&self, seen: u64) -> bool {
         match &self.input {
             Input::Sets(_) => false, // they have a length
