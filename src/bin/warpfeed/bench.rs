@@ -223,6 +223,9 @@ fn progress_of(steps: u64) -> ProgressBar {
 
 /// A table for people, and on request JSON for programs.
 fn print(table: &str, json: Option<serde_json::Value>) -> io::Result<()> {
+    if cfg!(debug_assertions) {
+        writeln!(io::stderr(), "an unoptimised build: its figures say nothing of a release build")?;
+    }
     match json {
         Some(json) => {
             writeln!(io::stdout(), "{json}")?;

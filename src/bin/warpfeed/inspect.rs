@@ -8,12 +8,13 @@ use std::fmt::Write as _;
 use std::io::{self, Write};
 use std::path::PathBuf;
 
+use anyhow::anyhow;
 use clap::value_parser;
 use serde_json::{Value, json};
 use warpfeed::source::{Dataset, Pictures};
 use warpfeed::{Device, Field, FieldKind, Loader};
 
-use crate::images::{Found, Recipe, error_json};
+use crate::images::{Found, Recipe, counted, error_json, line, path_json};
 use spread::bars;
 use survey::Survey;
 
@@ -26,11 +27,17 @@ const FLAWS: usize = 5;
 ///
 /// PATH is a folder of class folders or of images, tar shards (a file, a folder of them, a pattern), or a detection set. Of images the heads are
 /// read, of large sets those of a part; `warpfeed verify` decodes them all. Nothing is written but what --sheet asks for.
+///
+/// The exit status is 0, or 2 where nothing could be read or the sheet not be written.
 #[derive(Debug, clap::Args)]
 pub(crate) struct Args {
     /// The data set
     path: PathBuf,
-    /// Writes a contact sheet to this PNG file: a shuffled batch as the network will see it, with its boxes; what is no image is hatched
+    /// Looks at this split of a detection set [default: train]
+    #[arg(long, value_name = "NAME")]
+    split: Option<String>,
+    /// Writes a contact sheet to this PNG file: a shuffled batch as the network will see it, with its boxes; what is no image is hatched.
+    /// Nothing but a PNG outside of the data is overwritten
     #[arg(long, value_name = "FILE.png")]
     sheet: Option<PathBuf>,
     /// Samples on the sheet [default: 16, or 9 with the recipe yolo]
@@ -52,7 +59,11 @@ pub(crate) struct Args {
 /// # Errors
 /// A path at which nothing can be read, a sheet that can't be written, a stdout that is closed.
 pub(crate) fn run(args: &Args) -> anyhow::Result<()> {
-    let found = Found::open(&args.path)?;
+    let open = Found::open(&args.path, args.split.as_deref());
+    let found = open.map_err(|e| anyhow!(line(&e.to_string())))?;
+    if let Some(path) = &args.sheet {
+        sheet::check(path, &args.path, &found)?;
+    }
     let recipe = args.recipe.unwrap_or_else(|| Recipe::of(found.set.labels()));
     let survey = Survey::of(&found)?;
     let loader = Loader::builder(found.set.clone()).decode(recipe.decoder()).workers(0);
@@ -64,7 +75,8 @@ pub(crate) fn run(args: &Args) -> anyhow::Result<()> {
     }
     if args.json {
         let mut json = survey.json();
-        json["path"] = args.path.display().to_string().into();
+        path_json(&mut json, "path", &args.path);
+        json["other_splits"] = json!(found.others);
         json["found"] = found.set.to_string().into();
         json["set"] = found.facts();
         json["flaws"] = found.flaws.iter().map(error_json).collect();
@@ -72,7 +84,10 @@ pub(crate) fn run(args: &Args) -> anyhow::Result<()> {
         json["fields"] = fields.iter().map(field_json).collect();
         let class = |(name, n): &(String, u64)| json!({ "class": name, "count": n });
         json["classes"] = balance.iter().map(class).collect();
-        json["sheet"] = args.sheet.as_ref().map(|path| path.display().to_string()).into();
+        json["sheet"] = Value::Null;
+        if let Some(path) = &args.sheet {
+            path_json(&mut json, "sheet", path);
+        }
         writeln!(io::stdout(), "{json}")?;
     } else {
         writeln!(io::stdout(), "{}", text(args, &found, &survey, (recipe, &fields), &balance))?;
@@ -114,16 +129,33 @@ fn text(
     (recipe, fields): (Recipe, &[Field]),
     balance: &[(String, u64)],
 ) -> String {
-    let mut out = format!("{}\n", found.set);
+    let mut out = format!("{}\n", found.text());
+    if !found.others.is_empty() {
+        let names = line(&found.others.join(", "));
+        let _ = writeln!(out, "not looked at: {names} (`--split NAME` takes another split)");
+    }
     for flaw in found.flaws.iter().take(FLAWS) {
-        let _ = writeln!(out, "{:?}: {flaw}", flaw.kind());
+        let _ = writeln!(out, "{:?}: {}", flaw.kind(), line(&flaw.to_string()));
     }
     if found.flaws.len() > FLAWS {
-        let _ = writeln!(out, "and {} more flaws: `warpfeed verify` names all", found.flaws.len() - FLAWS);
+        let more = counted((found.flaws.len() - FLAWS) as u64, "more flaw");
+        let _ = writeln!(out, "and {more}: `warpfeed verify` names all");
+    }
+    if let Some(advice) = &found.advice {
+        let _ = writeln!(out, "a loader takes it as it is only if you {advice}");
     }
     let _ = writeln!(out, "\na sample as a loader gives it (recipe {}):", recipe.name());
     for field in fields {
-        let _ = writeln!(out, "  {field}");
+        let _ = match (field.name(), field.kind()) {
+            ("boxes", FieldKind::Ragged { max_row }) => {
+                let most = max_row / 5;
+                writeln!(
+                    out,
+                    "  {field}: 5 numbers a box (class, center x and y, width, height), boxes of an image: {most} at most"
+                )
+            }
+            _ => writeln!(out, "  {field}"),
+        };
     }
     let boxes = matches!(&*found.set, Dataset::Detection(_));
     if !balance.is_empty() {
@@ -132,8 +164,8 @@ fn text(
         let what = if boxes { "boxes" } else { "images" };
         let mut sorted: Vec<&(String, u64)> = balance.iter().collect();
         sorted.sort_by_key(|(_, n)| std::cmp::Reverse(*n));
-        let _ = writeln!(out, "\n{what} of each of {} classes{part}:", balance.len());
-        let shown = |(name, n): &&(String, u64)| (name.chars().take(24).collect::<String>(), *n);
+        let _ = writeln!(out, "\n{what} of each class ({}){part}:", balance.len());
+        let shown = |(name, n): &&(String, u64)| (line(name).chars().take(24).collect::<String>(), *n);
         if sorted.len() <= 2 * CLASSES + 1 {
             out += &bars(&sorted.iter().map(shown).collect::<Vec<_>>(), None);
         } else {
@@ -147,7 +179,7 @@ fn text(
     }
     out += &survey.text(boxes);
     if let Some(path) = &args.sheet {
-        let _ = write!(out, "\ncontact sheet: {}\n", path.display());
+        let _ = write!(out, "\ncontact sheet: {}\n", line(&path.to_string_lossy()));
     }
     out.truncate(out.trim_end().len());
     out

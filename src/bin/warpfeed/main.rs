@@ -56,13 +56,13 @@ fn main() -> ExitCode {
     };
     let format = tracing_subscriber::fmt().without_time().with_target(false).with_max_level(level);
     format.with_writer(io::stderr).with_ansi(io::stderr().is_terminal()).init();
-    // The status of an error: of a verification 1 says something else.
+    // The status of an error: of a verification 1 says something else, and a survey is alike.
     let (outcome, status) = match cli.command {
         Command::Bench(args) => (bench::run(&args).map(|()| ExitCode::SUCCESS), 1),
         Command::Check(args) => (check::run(&args).map(|()| ExitCode::SUCCESS), 1),
         Command::Doctor(args) => (doctor::run(&args).map(|()| ExitCode::SUCCESS), 1),
         #[cfg(feature = "image")]
-        Command::Inspect(args) => (inspect::run(&args).map(|()| ExitCode::SUCCESS), 1),
+        Command::Inspect(args) => (inspect::run(&args).map(|()| ExitCode::SUCCESS), 2),
         #[cfg(feature = "image")]
         Command::Verify(args) => (verify::run(&args), 2),
     };

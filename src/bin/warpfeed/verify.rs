@@ -10,12 +10,13 @@ use std::process::ExitCode;
 use std::sync::atomic::{AtomicBool, Ordering::Relaxed};
 use std::time::{Duration, Instant};
 
+use anyhow::anyhow;
 use clap::value_parser;
 use indicatif::{ProgressBar, ProgressStyle};
 use serde_json::{Value, json};
 use warpfeed::Error;
 
-use crate::images::{error_json, sweep};
+use crate::images::{counted, error_json, line, sweep};
 use job::{Good, Job};
 
 /// A sample that takes longer is reported, and left to itself.
@@ -29,17 +30,20 @@ const EVERY: Duration = Duration::from_secs(5);
 ///
 /// PATH is a folder of class folders or of images, tar shards (a file, a folder of them, a pattern; compressed too), or a detection set. Bad are
 /// files that can't be read, are empty, corrupt, cut, of a format that is not read or larger than the limits, labels that are malformed
-/// or missing where the others have one, and damaged shards. Nothing is written.
+/// or missing where the others have one, and damaged shards. Of a detection set all splits are read. Nothing is written.
 ///
-/// The exit status is 0 where all is good, 1 where something is bad, 2 where nothing could be read.
+/// The exit status is 0 where all is good, 1 where something is bad (even if nobody reads what is printed), 2 where nothing could be read.
 #[derive(Debug, clap::Args)]
 pub(crate) struct Args {
     /// The data set
     path: PathBuf,
+    /// Reads this split of a detection set (train, val, test) and no other
+    #[arg(long, value_name = "NAME")]
+    split: Option<String>,
     /// Threads that read and decode [default: the CPUs there are]
     #[arg(long, value_name = "N", value_parser = value_parser!(u64).range(1..=1024))]
     workers: Option<u64>,
-    /// Prints a line of JSON for each bad sample and one for the summary, which has the key "samples"
+    /// Prints a line of JSON for each bad sample, with its index in its split, and one for the summary, which has the key "samples"
     #[arg(long)]
     json: bool,
 }
@@ -60,19 +64,20 @@ struct Tally {
     /// Bad samples and flaws by the name of their kind.
     kinds: BTreeMap<String, u64>,
     misnamed: u64,
-    first_misnamed: Option<(u64, String)>,
+    /// Its number, its index, and what it is.
+    first_misnamed: Option<(u64, u64, String)>,
     /// Hashes of the keys of shards' samples.
     keys: HashSet<u64>,
     repeated: u64,
 }
 
 impl Tally {
-    fn add(&mut self, good: Good) {
+    fn add(&mut self, number: u64, good: Good) {
         self.seen += 1;
         if let Some(text) = good.misnamed {
             self.misnamed += 1;
-            if self.first_misnamed.as_ref().is_none_or(|(first, _)| good.index < *first) {
-                self.first_misnamed = Some((good.index, text));
+            if self.first_misnamed.as_ref().is_none_or(|(first, ..)| number < *first) {
+                self.first_misnamed = Some((number, good.index, text));
             }
         }
         if good.key.is_some_and(|key| !self.keys.insert(key)) {
@@ -96,11 +101,12 @@ impl Tally {
             "flaws": job.flaws.len(),
             "kinds": self.kinds,
             "misnamed": self.misnamed,
-            "first_misnamed": misnamed.map(|(index, is)| json!({ "index": index, "is": is })),
+            "first_misnamed": misnamed.map(|(_, index, is)| json!({ "index": index, "is": is })),
             "repeated_keys": self.repeated,
             "seconds": time.as_secs_f64(),
             "found": text,
             "set": facts,
+            "advice": job.advice(),
         })
     }
 
@@ -111,31 +117,46 @@ impl Tally {
         if INTERRUPTED.load(Relaxed) {
             text += "interrupted; ";
         }
-        let of = job.len().filter(|len| *len != seen).map_or(String::new(), |len| format!(" of {len}"));
+        let samples = match job.len().filter(|len| *len != seen) {
+            Some(len) => format!("{seen} of {}", counted(len, "sample")),
+            None => counted(seen, "sample"),
+        };
         let time = time.as_secs_f64();
-        text += &format!("{seen}{of} samples read and decoded in {time:.1} s, {workers} at a time: ");
-        text += &match (bad, job.flaws.len()) {
-            (0, 0) => "all are good".to_string(),
+        text += &format!("{samples} read and decoded in {time:.1} s, {workers} at a time: ");
+        let mut advice = job.advice();
+        text += &match (bad, job.flaws.len() as u64) {
+            (0, 0) => match advice.is_empty() {
+                true => "all are good".to_string(),
+                false => {
+                    format!("all are good\nA loader takes what is here only if you {}", advice.join(" and "))
+                }
+            },
             (_, flaws) => {
                 let flaws = match flaws {
                     0 => String::new(),
-                    n => format!(", {n} flaws of labels or shards"),
+                    n => format!(", {} of labels, shards or splits", counted(n, "flaw")),
                 };
-                format!(
-                    "{} good, {bad} bad{flaws} ({})\nMend or remove what is named above, or load with `OnError::Skip`",
-                    seen - bad,
-                    self.by_kind()
-                )
+                if bad > 0 {
+                    advice.push("load with `OnError::Skip`".to_string());
+                }
+                let or = match advice.is_empty() {
+                    true => String::new(),
+                    false => format!("; else {}", advice.join(" and ")),
+                };
+                let (good, kinds) = (seen - bad, self.by_kind());
+                format!("{good} good, {bad} bad{flaws} ({kinds})\nMend or remove what is named above{or}")
             }
         };
-        if let Some((_, what)) = &self.first_misnamed {
-            text += &format!(
-                "\n{} good images are of another format than their names say; the first is {what}",
-                self.misnamed
-            );
+        if let Some((.., what)) = &self.first_misnamed {
+            let (images, are) = match self.misnamed {
+                1 => ("1 good image is".to_string(), "its name says"),
+                n => (format!("{n} good images are"), "their names say"),
+            };
+            text += &format!("\n{images} of another format than {are}; the first is {}", line(what));
         }
         if self.repeated > 0 {
-            text += &format!("\n{} samples have the key of another one", self.repeated);
+            let has = if self.repeated == 1 { "has" } else { "have" };
+            text += &format!("\n{} {has} the key of another one", counted(self.repeated, "sample"));
         }
         text
     }
@@ -149,10 +170,10 @@ impl Tally {
 /// Verifies, and prints what is bad.
 ///
 /// # Errors
-/// A path at which nothing can be read, a stdout that is closed.
+/// A path at which nothing can be read, a stdout that can't be written to.
 pub(crate) fn run(args: &Args) -> anyhow::Result<ExitCode> {
     let begun = Instant::now();
-    let job = Job::open(&args.path)?;
+    let job = Job::open(&args.path, args.split.as_deref()).map_err(|e| anyhow!(line(&e.to_string())))?;
     let cores = || std::thread::available_parallelism().map_or(1, usize::from);
     let workers = args.workers.map_or_else(cores, |n| n as usize);
     // SAFETY: the handler does nothing that a handler may not do.
@@ -167,20 +188,28 @@ pub(crate) fn run(args: &Args) -> anyhow::Result<ExitCode> {
     }
     let mut tally = Tally::default();
     let bad = Cell::new(0);
-    let say = |tally: &mut Tally, error: &Error| {
+    let say = |tally: &mut Tally, split: Option<&str>, error: &Error| {
         *tally.kinds.entry(format!("{:?}", error.kind())).or_default() += 1;
         bad.set(bad.get() + 1);
         progress.set_message(format!("{} bad", bad.get()));
-        let line = match args.json {
-            true => error_json(error).to_string(),
-            false => format!("{:?}: {error}", error.kind()),
+        let text = match args.json {
+            true => {
+                let mut json = error_json(error);
+                json["split"] = split.into();
+                json.to_string()
+            }
+            false => format!("{:?}: {}", error.kind(), line(&error.to_string())),
         };
-        progress.suspend(|| writeln!(io::stdout(), "{line}"))
+        progress.suspend(|| writeln!(io::stdout(), "{text}"))
     };
-    for flaw in &job.flaws {
-        say(&mut tally, flaw)?;
-    }
+    // What is printed to nobody is no reason to change the verdict, but one to end.
     let closed = RefCell::new(None);
+    for (split, flaw) in &job.flaws {
+        if let Err(e) = say(&mut tally, split.as_deref(), flaw) {
+            closed.replace(Some(e));
+            break;
+        }
+    }
     let seen = Cell::new(0);
     let mut said = Instant::now();
     sweep(
@@ -191,12 +220,12 @@ pub(crate) fn run(args: &Args) -> anyhow::Result<ExitCode> {
             Ok(None) => {}
             Ok(Some(good)) => {
                 seen.set(seen.get() + 1);
-                tally.add(good);
+                tally.add(number, good);
             }
             Err(error) => {
                 seen.set(seen.get() + 1);
                 tally.add_bad();
-                if let Err(e) = say(&mut tally, &error.at(job.place(number))) {
+                if let Err(e) = say(&mut tally, job.split(number), &error.at(job.place(number))) {
                     closed.replace(Some(e));
                 }
             }
@@ -212,14 +241,15 @@ pub(crate) fn run(args: &Args) -> anyhow::Result<ExitCode> {
         },
     )?;
     progress.finish_and_clear();
-    if let Some(closed) = closed.into_inner() {
-        return Err(closed.into());
-    }
     let interrupted = INTERRUPTED.load(Relaxed);
-    if args.json {
-        writeln!(io::stdout(), "{}", tally.json(&job, begun.elapsed()))?;
-    } else {
-        writeln!(io::stdout(), "{}", tally.table(&job, (workers, begun.elapsed())))?;
+    let written = match closed.into_inner() {
+        Some(error) => Err(error),
+        None if args.json => writeln!(io::stdout(), "{}", tally.json(&job, begun.elapsed())),
+        None => writeln!(io::stdout(), "{}", tally.table(&job, (workers, begun.elapsed()))),
+    };
+    match written {
+        Err(error) if error.kind() != io::ErrorKind::BrokenPipe => return Err(error.into()),
+        _ => {}
     }
     Ok(match (interrupted, bad.get()) {
         (true, _) => ExitCode::from(INTERRUPT),

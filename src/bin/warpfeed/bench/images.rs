@@ -9,7 +9,7 @@ use serde_json::json;
 use warpfeed::source::{Pictures, Source, open};
 
 use super::{Args, print, progress_of, shape};
-use crate::images::Recipe;
+use crate::images::{Recipe, counted, line, lines, path_json};
 use crate::pipeline::{Feed, Plan, Run};
 use crate::report::{Report, figure};
 use crate::rig::Rig;
@@ -38,7 +38,7 @@ pub(super) struct Options {
     /// How images become rows [default: yolo where there are boxes, else imagenet]
     #[arg(long, value_enum, requires = "images")]
     recipe: Option<Recipe>,
-    /// Loads that many samples, timed, and leaves the picture of the overlap out
+    /// Loads that many samples and leaves the picture of the overlap out; whole batches are timed, so that N is rounded up to them
     #[arg(
         long,
         value_name = "N",
@@ -61,7 +61,9 @@ impl Options {
 /// # Errors
 /// As [`super::run`].
 pub(super) fn run(args: &Args, path: &Path, rig: &Rig) -> anyhow::Result<()> {
-    let set = Arc::new(open(path)?);
+    let shown = line(&path.to_string_lossy());
+    let set = open(path).map_err(|e| anyhow!(lines(&e.to_string())))?;
+    let set = Arc::new(set);
     let opened = Resident::now();
     Resident::forget_peak();
 
@@ -71,8 +73,8 @@ pub(super) fn run(args: &Args, path: &Path, rig: &Rig) -> anyhow::Result<()> {
     let batch_size = args.batch_size.unwrap_or(recipe.batch_size().min(len));
     ensure!(
         (1..=len).contains(&batch_size),
-        "{} has {len} images, fewer than a batch of {batch_size}: lower --batch-size",
-        path.display()
+        "{shown} has {}, fewer than a batch of {batch_size}: lower --batch-size",
+        counted(len, "image")
     );
     let plan = Plan { batch_size, steps: args.steps.unwrap_or(STEPS), ..args.plan() };
     let decode = recipe.decoder().scaled_decoding(options.scaled_decoding);
@@ -83,7 +85,8 @@ pub(super) fn run(args: &Args, path: &Path, rig: &Rig) -> anyhow::Result<()> {
     let picture = if options.samples.is_some() { 0 } else { plan.steps_after_loading() };
     let progress = progress_of(loading.steps_of_loading() + picture);
     let broken = |e: warpfeed::Error| {
-        anyhow!("{e}; `warpfeed verify {}` lists all samples that can't be loaded", path.display())
+        let e = lines(&e.to_string());
+        anyhow!("{e}; `warpfeed verify {shown}` lists all samples that can't be loaded")
     };
     let loaded = loading.load_alone(rig, &feed, &progress).map_err(broken)?;
     let memory =
@@ -103,8 +106,7 @@ pub(super) fn run(args: &Args, path: &Path, rig: &Rig) -> anyhow::Result<()> {
     let device = if rig.is_cpu() { "CPU device".to_string() } else { rig.name() };
     let steps = if report.is_some() { format!(", {} steps", plan.steps) } else { String::new() };
     let recipe = recipe.name();
-    let title =
-        format!("{}, {recipe}: batches of {batch_size}, {}{steps}, {device}", path.display(), shape(&plan));
+    let title = format!("{shown}, {recipe}: batches of {batch_size}, {}{steps}, {device}", shape(&plan));
     let mut table = report.as_ref().map_or(title.clone(), |report| report.table(&title));
     table += "\n\n";
     table += &in_words(&loaded, memory.as_ref());
@@ -125,7 +127,7 @@ pub(super) fn run(args: &Args, path: &Path, rig: &Rig) -> anyhow::Result<()> {
                 "limit": loaded.stats.limiting().name(),
             }),
         };
-        json["images"] = path.display().to_string().into();
+        path_json(&mut json, "images", path);
         json["recipe"] = recipe.into();
         json["samples"] = used.samples.into();
         json["load_samples_per_s"] = used.samples_per_s().into();

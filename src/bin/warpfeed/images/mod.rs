@@ -2,14 +2,34 @@
 
 mod found;
 mod look;
+mod splits;
 mod sweep;
 
 use clap::ValueEnum;
-pub(crate) use found::{Found, error_json};
+pub(crate) use found::{Found, FoundAll, error_json, path_json};
 pub(crate) use look::{Look, place};
 pub(crate) use sweep::{Check, sweep};
 use warpfeed::decode::Image;
 use warpfeed::source::Labels;
+
+/// `text` for a terminal: control characters, those in names of files and classes, are escaped.
+pub(crate) fn line(text: &str) -> String {
+    let mut out = String::with_capacity(text.len());
+    for c in text.chars() {
+        if c.is_control() { out.extend(c.escape_default()) } else { out.push(c) }
+    }
+    out
+}
+
+/// As [`line`], of a text of several lines.
+pub(crate) fn lines(text: &str) -> String {
+    text.split('\n').map(line).collect::<Vec<_>>().join("\n")
+}
+
+/// `1 image`, `2 images`.
+pub(crate) fn counted(n: u64, noun: &str) -> String {
+    format!("{n} {noun}{}", if n == 1 { "" } else { "s" })
+}
 
 /// How samples become rows.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum)]

@@ -1,7 +1,7 @@
 //! A batch as a picture.
 
 use std::fs::File;
-use std::io::BufWriter;
+use std::io::{BufWriter, Read};
 use std::path::Path;
 
 use anyhow::anyhow;
@@ -10,7 +10,7 @@ use warpfeed::decode::Geometry;
 use warpfeed::source::{Labels, Pictures, Source};
 use warpfeed::{Batch, Device, Loader, OnError};
 
-use crate::images::{Found, Recipe};
+use crate::images::{Found, Recipe, line};
 
 type Rgb = [u8; 3];
 
@@ -45,6 +45,41 @@ const CAPTION: usize = GLYPH + 4;
 /// The thickness of a box's line.
 const LINE: usize = 2;
 
+/// What every PNG file begins with.
+const SIGNATURE: [u8; 8] = *b"\x89PNG\r\n\x1a\n";
+
+/// Refuses to overwrite what is no PNG, and what lies at `data`, be it in its folder or one of its images elsewhere.
+///
+/// # Errors
+/// Where it refuses to.
+pub(super) fn check(path: &Path, data: &Path, found: &Found) -> anyhow::Result<()> {
+    let refused = |why: &str| Err(anyhow!("the contact sheet {} {why}", line(&path.to_string_lossy())));
+    if !path.extension().is_some_and(|e| e.eq_ignore_ascii_case("png")) {
+        return refused("must be called .png");
+    }
+    if path.symlink_metadata().is_err() {
+        return Ok(());
+    }
+    let Ok(full) = path.canonicalize() else { return refused("is a link to nothing") };
+    let folder = if data.is_dir() { Some(data) } else { data.parent() };
+    let folder = folder.map(|folder| if folder.as_os_str().is_empty() { Path::new(".") } else { folder });
+    let inside = folder.and_then(|folder| folder.canonicalize().ok()).is_some_and(|f| full.starts_with(f));
+    let is_sample = || {
+        let paths = (0..found.set.len().unwrap_or(0)).filter_map(|index| found.set.describe(index).path);
+        let mut alike = paths.filter(|sample| sample.file_name() == full.file_name());
+        alike.any(|sample| sample.canonicalize().is_ok_and(|sample| sample == full))
+    };
+    if inside || is_sample() {
+        return refused("would overwrite a file of the data: name another one, or remove it");
+    }
+    let mut start = [0; SIGNATURE.len()];
+    let read = full.is_file().then(|| File::open(&full).and_then(|mut file| file.read_exact(&mut start)));
+    match read {
+        Some(Ok(())) if start == SIGNATURE => Ok(()),
+        _ => refused("would overwrite what is no PNG: name another file, or remove it"),
+    }
+}
+
 /// Loads `size` samples, shuffled by `seed`, and draws them as they are in their rows.
 ///
 /// # Errors
@@ -71,7 +106,9 @@ pub(super) fn write(
     let mut epoch = loader.epoch(&stream)?;
     let batch = epoch.next().ok_or_else(|| anyhow!("there is no sample to draw"))??;
     let canvas = draw(&batch, found)?;
-    canvas.save(path).map_err(|e| anyhow!("the contact sheet {} can't be written: {e}", path.display()))
+    canvas
+        .save(path)
+        .map_err(|e| anyhow!("the contact sheet {} can't be written: {e}", line(&path.to_string_lossy())))
 }
 
 fn draw(batch: &Batch, found: &Found) -> anyhow::Result<Canvas> {

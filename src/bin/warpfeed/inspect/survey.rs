@@ -11,7 +11,7 @@ use warpfeed::sampler::{Sampler, Shuffle};
 use warpfeed::source::{Bundle, Source, Unit};
 
 use super::spread::Spread;
-use crate::images::{Check, Found, Look, error_json, place, sweep};
+use crate::images::{Check, Found, Look, error_json, line, place, sweep};
 
 /// Of sets with more images, a part is looked at.
 const ALL: u64 = 4000;
@@ -146,16 +146,20 @@ impl Survey {
         let formats = self.formats.iter().map(|(name, n)| format!("{n} {name}")).collect::<Vec<_>>();
         let _ = writeln!(out, "\nformats by content{part}: {}", formats.join(", "));
         if let Some((index, is)) = &self.first_misnamed {
-            let _ =
-                writeln!(out, "  {} are called otherwise; the first, index {index}, is {is}", self.misnamed);
+            let _ = writeln!(
+                out,
+                "  called otherwise: {}; the first, index {index}, is {}",
+                self.misnamed,
+                line(is)
+            );
         }
         if self.turned > 0 {
-            let _ = writeln!(out, "  {} are turned by their EXIF orientation", self.turned);
+            let _ = writeln!(out, "  turned by their EXIF orientation: {}", self.turned);
         }
         if !self.bad.is_empty() {
             let _ = writeln!(out, "\nbad by their heads alone{part}: {}", self.bad.len());
             for error in self.bad.values().take(NAMED) {
-                let _ = writeln!(out, "  {:?}: {error}", error.kind());
+                let _ = writeln!(out, "  {:?}: {}", error.kind(), line(&error.to_string()));
             }
             let _ = writeln!(out, "  `warpfeed verify` decodes all images and names all that are bad");
         }

@@ -9,9 +9,7 @@ use std::sync::{
     atomic::{AtomicBool, AtomicU64, Ordering::SeqCst},
 };
 
-use serde_json::Value;
-#[cfg(feature = "tar")]
-use serde_json::json;
+use serde_json::{Value, json};
 #[cfg(feature = "tar")]
 use warpfeed::ErrorKind;
 use warpfeed::decode::codec::{Codec, Color, Wish};
@@ -22,7 +20,9 @@ use warpfeed::source::ShardStream;
 use warpfeed::source::{Bundle, Pictures, Source};
 use warpfeed::{Error, Place, Result};
 
-use crate::images::{Check, Found, Look, place};
+#[cfg(feature = "tar")]
+use crate::images::line;
+use crate::images::{Check, Found, FoundAll, Look, place};
 
 /// What is known of a sample that is good.
 pub(super) struct Good {
@@ -35,12 +35,13 @@ pub(super) struct Good {
 
 pub(super) struct Job {
     input: Input,
-    /// What is wrong that no sample shows.
-    pub(super) flaws: Vec<Error>,
+    /// What is wrong that no sample shows, and in which split.
+    pub(super) flaws: Vec<(Option<String>, Error)>,
 }
 
 enum Input {
-    Set(Found),
+    /// One, or the splits of one, whose samples are numbered through.
+    Sets(Vec<Found>),
     #[cfg(feature = "tar")]
     Stream(Arc<Stream>),
 }
@@ -61,11 +62,21 @@ struct Stream {
 impl Job {
     /// # Errors
     /// As [`Found::open`].
-    pub(super) fn open(path: &Path) -> Result<Self> {
-        match Found::open(path) {
-            Ok(mut found) => {
-                let flaws = std::mem::take(&mut found.flaws);
-                Ok(Self { input: Input::Set(found), flaws })
+    pub(super) fn open(path: &Path, split: Option<&str>) -> Result<Self> {
+        let found = match split {
+            None => Found::open_all(path),
+            Some(_) => {
+                Found::open(path, split).map(|found| FoundAll { sets: vec![found], ..Default::default() })
+            }
+        };
+        match found {
+            Ok(FoundAll { mut sets, unopened }) => {
+                let mut flaws: Vec<_> = unopened.into_iter().map(|(name, e)| (Some(name), e)).collect();
+                for found in &mut sets {
+                    let split = found.split.clone();
+                    flaws.extend(found.flaws.drain(..).map(|e| (split.clone(), e)));
+                }
+                Ok(Self { input: Input::Sets(sets), flaws })
             }
             #[cfg(feature = "tar")]
             Err(error) if error.kind() == ErrorKind::Unsupported && error.place().shard.is_some() => {
@@ -85,7 +96,7 @@ impl Job {
     /// How many samples there are, where that is known.
     pub(super) fn len(&self) -> Option<u64> {
         match &self.input {
-            Input::Set(found) => found.set.len(),
+            Input::Sets(sets) => Some(sets.iter().map(|found| found.set.len().unwrap_or(0)).sum()),
             #[cfg(feature = "tar")]
             Input::Stream(_) => None,
         }
@@ -94,13 +105,16 @@ impl Job {
     /// What is to be done for each number; `None` behind the last sample.
     pub(super) fn check(&self) -> Check<(Bundle, Codec), Option<Good>> {
         match &self.input {
-            Input::Set(found) => {
-                let set = found.set.clone();
-                #[cfg(feature = "tar")]
-                let keyed = matches!(*set, Dataset::Shards(_));
-                #[cfg(not(feature = "tar"))]
-                let keyed = false;
-                Arc::new(move |scratch, index| decode(&*set, index, scratch, keyed).map(Some))
+            Input::Sets(sets) => {
+                let sets: Vec<_> = sets.iter().map(|found| found.set.clone()).collect();
+                Arc::new(move |scratch, number| {
+                    let Some((set, index)) = locate(&sets, number, |set| set.len()) else { return Ok(None) };
+                    #[cfg(feature = "tar")]
+                    let keyed = matches!(**set, Dataset::Shards(_));
+                    #[cfg(not(feature = "tar"))]
+                    let keyed = false;
+                    decode(&**set, index, scratch, keyed).map(Some)
+                })
             }
             #[cfg(feature = "tar")]
             Input::Stream(stream) => {
@@ -113,16 +127,39 @@ impl Job {
     /// Where sample `number` lies.
     pub(super) fn place(&self, number: u64) -> Place {
         match &self.input {
-            Input::Set(found) => place(&*found.set, number),
+            Input::Sets(sets) => locate(sets, number, |found| found.set.len())
+                .map_or_else(Place::default, |(found, index)| place(&*found.set, index)),
             #[cfg(feature = "tar")]
             Input::Stream(stream) => stream.place.clone(),
         }
     }
 
+    /// The split that sample `number` is of.
+    pub(super) fn split(&self, number: u64) -> Option<&str> {
+        match &self.input {
+            Input::Sets(sets) => locate(sets, number, |found| found.set.len())?.0.split.as_deref(),
+            #[cfg(feature = "tar")]
+            Input::Stream(_) => None,
+        }
+    }
+
+    /// How a loader opens what is here, where it does not by default.
+    pub(super) fn advice(&self) -> Vec<String> {
+        let mut advice: Vec<String> = match &self.input {
+            Input::Sets(sets) => sets.iter().filter_map(|found| found.advice.clone()).collect(),
+            #[cfg(feature = "tar")]
+            Input::Stream(_) => Vec::new(),
+        };
+        advice.sort();
+        advice.dedup();
+        advice
+    }
+
     /// Whether `seen` samples are all of them.
+    #[cfg_attr(not(feature = "tar"), allow(unused_variables, reason = "sets have a length"))]
     pub(super) fn is_over(&self, seen: u64) -> bool {
         match &self.input {
-            Input::Set(_) => false, // it has a length
+            Input::Sets(_) => false, // they have a length
             #[cfg(feature = "tar")]
             Input::Stream(stream) => stream.over.load(SeqCst) && stream.pulled.load(SeqCst) <= seen,
         }
@@ -131,7 +168,17 @@ impl Job {
     /// What was found, for people and for programs.
     pub(super) fn found(&self) -> (String, Value) {
         match &self.input {
-            Input::Set(found) => (found.set.to_string(), found.facts()),
+            Input::Sets(sets) => {
+                let texts: Vec<String> = sets.iter().map(Found::text).collect();
+                let facts = match sets.as_slice() {
+                    [only] => only.facts(),
+                    all => {
+                        let splits: Vec<Value> = all.iter().map(Found::facts).collect();
+                        json!({ "kind": "detection", "splits": splits })
+                    }
+                };
+                (texts.join("\n"), facts)
+            }
             #[cfg(feature = "tar")]
             Input::Stream(stream) => {
                 let report = stream.shards.report();
@@ -141,7 +188,7 @@ impl Job {
                     "damaged": report.damaged(),
                     "members": report.members().collect::<std::collections::BTreeMap<_, _>>(),
                 });
-                (format!("compressed tar shards: {report}"), facts)
+                (line(&format!("compressed tar shards: {report}")), facts)
             }
         }
     }
@@ -174,6 +221,19 @@ impl Stream {
             e.at(place)
         })
     }
+}
+
+/// The one of `all` that has the sample `number` of all of them, and which of its samples that is.
+fn locate<T>(all: &[T], number: u64, len: impl Fn(&T) -> Option<u64>) -> Option<(&T, u64)> {
+    let mut index = number;
+    for one in all {
+        let len = len(one).unwrap_or(0);
+        match index.checked_sub(len) {
+            Some(rest) => index = rest,
+            None => return Some((one, index)),
+        }
+    }
+    None
 }
 
 /// Decodes a sample in full.
