@@ -9,9 +9,7 @@ use super::name::MemberName;
 use super::packed::Packed;
 use super::report::{ShardReport, Tally};
 use super::walk::{self, Input, Kind, Member, Walk};
-use super::{
-    OnDamage, Rules, ShardOptions, check_list, duplicate, labels, note_class, place_of, sparse, within,
-};
+use super::{OnDamage, Rules, ShardOptions, check_list, duplicate, place_of, sparse, within};
 use crate::error::{Error, ErrorKind, Place, Result};
 use crate::random::{SampleRng, key, key_of_bytes};
 use crate::source::picture::{Labels, Picture, Pictures};
@@ -40,6 +38,8 @@ const STEP: u64 = 1 << 20;
 ///   [`ShardStream::split_shards`] a rank reads only shards of its own: use one of the two, not both.
 /// - **Threads.** Samples are pulled, and compressed shards unpacked, by one thread, the loader's feeder; decoding is done by all workers. A sample's memory is the
 ///   row's, and reused.
+/// - **Classes.** The first sample alone tells whether the samples have a class: where it has no `cls`, there is no label, whatever later ones have;
+///   where it has one, each must. `Shards::options().class("cls")` says that all have one, whatever the first is like.
 /// - **Damage.** The whole samples before it come, then the error in the place of a sample, then the next shard's; or it is skipped
 ///   and counted ([`OnDamage::Skip`]). A checksum of gzip or zstd is known to be wrong only once its data has been read.
 ///   Offsets in errors are counted in the unpacked archive.
@@ -179,7 +179,7 @@ fn first_labels(paths: &[PathBuf], rules: &Rules) -> Result<Labels> {
         let mut shard = Open::new(path)?;
         match shard.next(rules, &mut bundle, &mut tally) {
             // A sample that can't be had tells by the names of its members.
-            Next::Sample | Next::Bad(_) => return Ok(labels(&bundle)),
+            Next::Sample | Next::Bad(_) => return Ok(rules.labels(bundle.member(&rules.class).is_some())),
             Next::Damaged(e) if e.kind() == ErrorKind::Unsupported => return Err(e),
             Next::Damaged(e) => drop(first_error.get_or_insert(e)),
             Next::End => {}
@@ -270,7 +270,7 @@ impl Pictures for ShardStream {
     }
 
     fn picture<'r>(&self, record: &'r Bundle) -> Result<Picture<'r>> {
-        super::picture(self.labels, record)
+        self.rules.picture(self.labels, record)
     }
 }
 
@@ -426,7 +426,7 @@ impl Open {
                 Next::Bad(fault.at(Place { member, ..place_of(&self.path) }))
             }
             None => {
-                note_class(bundle);
+                rules.note_class(bundle);
                 Next::Sample
             }
         }
