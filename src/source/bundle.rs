@@ -1,6 +1,8 @@
 //! A sample as files hold it.
 
 use std::ops::Range;
+use std::path::Path;
+use std::sync::Arc;
 
 use super::picture::{LabelBox, Picture, Unit};
 use crate::error::{Error, ErrorKind, Place, Result};
@@ -26,6 +28,8 @@ fn ends_as(known: &[&str], name: &str) -> bool {
 #[derive(Debug, Clone, Default)]
 pub struct Bundle {
     key: String,
+    /// The shard that it was read from, where its source can't tell by an index.
+    shard: Option<Arc<Path>>,
     /// The members, one after another.
     bytes: Vec<u8>,
     members: Vec<(String, Range<usize>)>,
@@ -77,6 +81,7 @@ impl Bundle {
     pub(super) fn restart(&mut self, key: &str) {
         self.key.clear();
         self.key.push_str(key);
+        self.shard = None;
         self.bytes.clear();
         self.members.clear();
         self.class = None;
@@ -105,6 +110,19 @@ impl Bundle {
     /// Makes a member of bytes that are there.
     pub(super) fn name(&mut self, name: &str, range: Range<usize>) {
         self.members.push((name.to_string(), range));
+    }
+
+    #[cfg(feature = "tar")]
+    pub(super) fn set_shard(&mut self, shard: &Arc<Path>) {
+        self.shard = Some(Arc::clone(shard));
+    }
+
+    /// Where it was read, if it knows its shard.
+    pub(super) fn place(&self) -> Place {
+        let Some(shard) = &self.shard else { return Place::default() };
+        let name = shard.file_name().unwrap_or(shard.as_os_str()).to_string_lossy().into_owned();
+        let path = Some(shard.to_path_buf());
+        Place { shard: Some(name), path, member: Some(self.key.clone()), ..Place::default() }
     }
 
     pub(super) fn set_class(&mut self, class: i64) {

@@ -3,7 +3,7 @@
 use std::sync::Arc;
 
 use super::{Concat, Function, Memory, Sequence, ShuffleBuffer, Source, Subset, Take};
-use crate::error::Result;
+use crate::error::{Place, Result};
 
 /// What a source knows of each image besides its pixels.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -70,6 +70,11 @@ pub trait Pictures: Source {
     /// # Errors
     /// Whatever the record lacks or has too much of.
     fn picture<'r>(&self, record: &'r Self::Record) -> Result<Picture<'r>>;
+
+    /// Where a record lies, as far as it knows itself: of a sequence [`Source::describe`] has no more than the index.
+    fn place(&self, _record: &Self::Record) -> Place {
+        Place::default()
+    }
 }
 
 impl<S: Pictures> Pictures for Arc<S> {
@@ -79,6 +84,10 @@ impl<S: Pictures> Pictures for Arc<S> {
 
     fn picture<'r>(&self, record: &'r S::Record) -> Result<Picture<'r>> {
         (**self).picture(record)
+    }
+
+    fn place(&self, record: &S::Record) -> Place {
+        (**self).place(record)
     }
 }
 
@@ -92,6 +101,10 @@ macro_rules! selections {
 
             fn picture<'r>(&self, record: &'r S::Record) -> Result<Picture<'r>> {
                 self.selected_from().picture(record)
+            }
+
+            fn place(&self, record: &S::Record) -> Place {
+                self.selected_from().place(record)
             }
         }
     )* };
@@ -115,6 +128,10 @@ impl<S: Pictures> Pictures for Concat<S> {
             Some(source) => source.picture(record),
             None => Ok(Picture::default()), // there are no records
         }
+    }
+
+    fn place(&self, record: &S::Record) -> Place {
+        self.joined().first().map(|source| source.place(record)).unwrap_or_default()
     }
 }
 

@@ -3,7 +3,7 @@
 use std::collections::BTreeMap;
 use std::fmt;
 use std::path::{Path, PathBuf};
-use std::sync::{Mutex, MutexGuard, PoisonError};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 use super::name::MemberName;
 use super::packed::Packed;
@@ -272,11 +272,15 @@ impl Pictures for ShardStream {
     fn picture<'r>(&self, record: &'r Bundle) -> Result<Picture<'r>> {
         self.rules.picture(self.labels, record)
     }
+
+    fn place(&self, record: &Bundle) -> Place {
+        record.place()
+    }
 }
 
 /// A shard that is being read.
 pub(super) struct Open {
-    path: PathBuf,
+    path: Arc<Path>,
     input: Packed,
     walk: Walk,
     /// The first member of the next sample, of which the header has been read.
@@ -308,7 +312,7 @@ impl Open {
     /// A shard at `path` with the bytes of `input`.
     pub(super) fn of(path: &Path, input: Packed) -> Self {
         Self {
-            path: path.to_path_buf(),
+            path: path.into(),
             input,
             walk: Walk::default(),
             pending: None,
@@ -427,6 +431,7 @@ impl Open {
             }
             None => {
                 rules.note_class(bundle);
+                bundle.set_shard(&self.path);
                 Next::Sample
             }
         }
