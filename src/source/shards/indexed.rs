@@ -73,7 +73,7 @@ struct Tars(Files);
 
 impl Shards {
     /// Opens the shards that `path` means: one archive, the archives of a folder (those whose names end in `.tar`, in the order of their names; not of
-    /// the folders in it), or a pattern: `train-{000..147}.tar`, `{a,b}/{0..9}.tar`, nested too, as WebDataset reads them; a backslash takes
+    /// the folders in it; compressed ones beside them are left out, counted in the report and warned of), or a pattern: `train-{000..147}.tar`, `{a,b}/{0..9}.tar`, nested too, as WebDataset reads them; a backslash takes
     /// the meaning from a brace. What exists under a name is never read as a pattern.
     ///
     /// # Errors
@@ -101,6 +101,17 @@ impl Shards {
     /// What was found.
     pub fn report(&self) -> &ShardReport {
         &self.report
+    }
+
+    /// Notes compressed archives that lie in the folder and are no part of the set.
+    pub(super) fn leave_out(&mut self, packed: &[PathBuf]) {
+        self.report.packed = packed.len() as u64;
+        if let Some(first) = packed.first() {
+            let (n, first) = (packed.len(), first.display());
+            tracing::warn!(
+                "{n} compressed shards lie beside plain ones and are left out, the first is {first}: ShardStream reads them"
+            );
+        }
     }
 
     pub(super) fn with(options: ShardOptions, paths: Vec<PathBuf>) -> Result<Self> {
@@ -290,7 +301,7 @@ impl Opened {
     fn finish(mut self, files: Files, rules: Rules) -> Result<Shards> {
         let shards = self.indices.len() as u64;
         self.firsts.push(self.total);
-        let report = ShardReport { shards, tally: self.tally, members: self.members };
+        let report = ShardReport { shards, tally: self.tally, members: self.members, packed: 0 };
         if let Some(error) = self.first_damage {
             tracing::warn!(
                 "{} of {shards} shards are damaged and read up to there, the first of them: {error}",

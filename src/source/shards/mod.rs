@@ -165,7 +165,11 @@ impl ShardOptions {
     /// # Errors
     /// As [`Shards::open`].
     pub fn open(self, path: impl AsRef<Path>) -> Result<Shards> {
-        Shards::with(self, pattern::shards(path.as_ref())?)
+        let path = path.as_ref();
+        let (plain, left_out) = pattern::plain(path, pattern::shards(path)?);
+        let mut shards = Shards::with(self, plain)?;
+        shards.leave_out(&left_out);
+        Ok(shards)
     }
 
     /// Opens a list of shards for random access: [`Shards::open_all`].

@@ -115,7 +115,8 @@ impl ShardStream {
     /// What was read since the stream was opened last.
     pub fn report(&self) -> ShardReport {
         let state = self.state();
-        ShardReport { shards: state.shards, tally: state.tally.clone(), members: state.members.clone() }
+        let (tally, members) = (state.tally.clone(), state.members.clone());
+        ShardReport { shards: state.shards, tally, members, packed: 0 }
     }
 
     pub(super) fn with(options: ShardOptions, paths: Vec<PathBuf>) -> Result<Self> {

@@ -82,3 +82,17 @@ fn one_sample_with_a_class_is_enough_where_all_are_seen() {
     let bundle = in_sequence(&stream).remove(0).unwrap();
     assert_eq!(stream.picture(&bundle).unwrap().class, Some(12));
 }
+
+#[test]
+fn a_folder_of_plain_and_compressed_shards() {
+    let folder = Folder::new();
+    folder.put("a.tar", &shard(0, 3));
+    folder.put("b.tgz", &gzip(&shard(3, 2)));
+    let shards = Shards::open(folder.0.path()).unwrap();
+    assert_eq!((shards.len(), shards.report().packed()), (Some(3), 1));
+    assert!(shards.report().to_string().ends_with("; left out: 1 compressed shard"), "{}", shards.report());
+    assert_eq!(in_sequence(&ShardStream::open(folder.0.path()).unwrap()).len(), 5);
+    fs::remove_file(folder.path("a.tar")).unwrap();
+    let e = Shards::open(folder.0.path()).unwrap_err();
+    assert_eq!((e.kind(), e.place().shard.as_deref()), (ErrorKind::Unsupported, Some("b.tgz")), "{e}");
+}
