@@ -102,6 +102,7 @@ fn a_set_that_was_moved_lies_around_its_data_yaml() {
         ]);
         let set = Detection::open(dir.path().join("mine")).unwrap();
         assert_eq!(samples(&set), pairs(&[("train/images/a.jpg", &[0])]));
+        assert_eq!(set.found().contains("/nowhere/datasets/mine, is not there"), yaml.contains("nowhere"));
     }
     let dir = set(&[("data.yaml", "train: gone\n")]);
     let error = Detection::open(dir.path()).unwrap_err();
@@ -440,6 +441,28 @@ fn a_bad_annotation_is_named_by_its_id() {
             assert!(failing.read(1, &mut Bundle::default()).is_ok());
         }
     }
+}
+
+#[test]
+fn an_absolute_name_does_not_change_where_relative_ones_are_looked_for() {
+    let dir = set(&[("elsewhere/a.jpg", "image"), ("train/b.jpg", "image")]);
+    let absolute = dir.path().join("elsewhere/a.jpg");
+    let json = format!(
+        r#"{{"images": [{{"id": 1, "file_name": "{}"}}, {{"id": 2, "file_name": "b.jpg"}}]}}"#,
+        absolute.display()
+    );
+    write(dir.path(), "annotations/instances_train.json", &json);
+    let open = || Detection::open(dir.path().join("annotations/instances_train.json"));
+    let keys = |set: &Detection| samples(set).into_iter().map(|(key, _)| key).collect::<Vec<_>>();
+    assert_eq!(keys(&open().unwrap()), [absolute.display().to_string(), "b.jpg".to_string()]);
+    fs::remove_file(dir.path().join("train/b.jpg")).unwrap();
+    assert_eq!(open().unwrap_err().kind(), ErrorKind::Io);
+    write(
+        dir.path(),
+        "annotations/instances_train.json",
+        &json.replace("b.jpg", &absolute.display().to_string().replace("a.jpg", "./a.jpg")),
+    );
+    assert_eq!(open().unwrap().len(), Some(2), "all names are absolute");
 }
 
 #[test]
