@@ -36,12 +36,13 @@ pub struct Bundle {
     class: Option<i64>,
     boxes: Vec<LabelBox>,
     unit: Unit,
+    declared: Option<[u32; 2]>,
 }
 
 impl PartialEq for Bundle {
     /// Whether both have the same key, members and labels, wherever their bytes lie.
     fn eq(&self, other: &Self) -> bool {
-        let labels = |b: &Self| (b.class, b.unit);
+        let labels = |b: &Self| (b.class, b.unit, b.declared);
         self.key == other.key
             && self.members().eq(other.members())
             && labels(self) == labels(other)
@@ -86,6 +87,7 @@ impl Bundle {
         self.members.clear();
         self.class = None;
         self.boxes.clear();
+        self.declared = None;
     }
 
     /// Adds a member of `len` bytes, to be written in full by the caller: they are left from an earlier sample or zero.
@@ -130,7 +132,8 @@ impl Bundle {
     }
 
     #[cfg(feature = "image")]
-    pub(super) fn set_boxes(&mut self, boxes: &[LabelBox], unit: Unit) {
+    pub(super) fn set_boxes(&mut self, boxes: &[LabelBox], unit: Unit, declared: Option<[u32; 2]>) {
+        self.declared = declared;
         self.boxes.clear();
         self.boxes.extend_from_slice(boxes);
         self.unit = unit;
@@ -166,6 +169,6 @@ impl Bundle {
             let place = Place { member: Some(self.key.clone()), ..Place::default() };
             return Err(Error::new(ErrorKind::MissingField, text).at(place));
         };
-        Ok(Picture { bytes, class: self.class, boxes: &self.boxes, unit: self.unit })
+        Ok(Picture { bytes, class: self.class, boxes: &self.boxes, unit: self.unit, declared: self.declared })
     }
 }

@@ -51,6 +51,8 @@ pub struct Picture<'a> {
     pub boxes: &'a [LabelBox],
     /// What the boxes are measured in.
     pub unit: Unit,
+    /// Width and height in pixels that the labels give the image, where they do: COCO's annotations.
+    pub declared: Option<[u32; 2]>,
 }
 
 /// A source of encoded images, for [`decode::Image`](crate::decode::Image): folders, shards and detection sets of files, and any

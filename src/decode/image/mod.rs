@@ -81,6 +81,7 @@ pub struct Image {
     boxes: BoxRules,
     geometry: bool,
     keys: bool,
+    any_size: bool,
     counts: ImageCounts,
 }
 
@@ -116,6 +117,7 @@ impl Image {
             boxes: BoxRules { format: BoxFormat::default(), min_size: 2.0, min_visibility: 0.1 },
             geometry: true,
             keys: false,
+            any_size: false,
             counts: ImageCounts::default(),
         }
     }
@@ -231,6 +233,14 @@ impl Image {
     pub fn min_visibility(mut self, fraction: f32) -> Self {
         self.boxes.min_visibility = fraction;
         self
+    }
+
+    /// Whether an image may have another size than its labels give it (`width` and `height` of COCO's annotations). Unless set that is
+    /// [`ErrorKind::InvalidLabel`]: boxes in pixels are of the image that they were drawn on, and not of a resized copy. The size as it is when
+    /// turned by the EXIF orientation will do too.
+    #[must_use]
+    pub fn any_size(self, any_size: bool) -> Self {
+        Self { any_size, ..self }
     }
 
     /// Leaves the field `geometry` out.
@@ -353,11 +363,16 @@ impl Image {
         let fit = self.fit()?;
         let picture = source.picture(record)?;
         let head = codec::head(picture.bytes, self.limits)?;
+        let stored = [head.width, head.height];
+        if let Some(declared) = picture.declared.filter(|_| !self.any_size) {
+            head.check_size(declared)
+                .map_err(|e| Error::new(e.kind(), format!("{} (`any_size` lets it pass)", e.message())))?;
+        }
         let turn = match self.orientation {
             Orientation::Stored => Turn::default(),
             Orientation::Applied => Turn::of(head.orientation),
         };
-        let geometry = fit.place(turn.size([head.width, head.height]), size, &mut rng)?;
+        let geometry = fit.place(turn.size(stored), size, &mut rng)?;
         let geometry = geometry.flipped(self.flip.map(|p| p > 0.0 && rng.chance(p)), size);
         let painting = Painting {
             bytes: picture.bytes,
