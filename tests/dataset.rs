@@ -53,6 +53,22 @@ fn says(error: &Error, kind: ErrorKind, parts: &[&str]) {
     parts.iter().for_each(|part| assert!(error.message().contains(part), "{part:?} is not in: {error}"));
 }
 
+/// Opening a pipe waits for its writer, which there is none of.
+#[test]
+fn a_pipe_is_no_data_set() {
+    let dir = tree(&["set/"]);
+    for name in ["data.yaml", "x.json", "x.txt", "x.tar", "nothing", "set/data.yaml"] {
+        let pipe = dir.path().join(name);
+        assert!(std::process::Command::new("mkfifo").arg(&pipe).status().unwrap().success());
+        let (sender, receiver) = std::sync::mpsc::channel();
+        let path = if name.starts_with("set") { dir.path().join("set") } else { pipe };
+        std::thread::spawn(move || sender.send(error(path)));
+        let error = receiver.recv_timeout(std::time::Duration::from_secs(60));
+        let error = error.unwrap_or_else(|_| panic!("{name}: it waits"));
+        assert!(matches!(error.kind(), ErrorKind::Io | ErrorKind::Unsupported), "{name}: {error}");
+    }
+}
+
 #[test]
 fn folders_of_images() {
     let dir = tree(&["cat/1.jpg", "dog/1.jpg", "dog/2.jpg", "about.md", "list.csv"]);

@@ -102,6 +102,7 @@ fn a_set_that_was_moved_lies_around_its_data_yaml() {
         ]);
         let set = Detection::open(dir.path().join("mine")).unwrap();
         assert_eq!(samples(&set), pairs(&[("train/images/a.jpg", &[0])]));
+        assert_eq!(set.found().contains("/nowhere/datasets/mine, is not there"), yaml.contains("nowhere"));
     }
     let dir = set(&[("data.yaml", "train: gone\n")]);
     let error = Detection::open(dir.path()).unwrap_err();
@@ -440,6 +441,59 @@ fn a_bad_annotation_is_named_by_its_id() {
             assert!(failing.read(1, &mut Bundle::default()).is_ok());
         }
     }
+}
+
+#[test]
+fn an_image_of_another_size_than_its_annotations_say_is_refused() {
+    within(LONG, || {
+        // 64 x 32 pixels, to be turned by its EXIF orientation.
+        let dir = set(&[]);
+        let case = |name: &str| Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/cases/jpeg").join(name);
+        fs::copy(case("exif6.jpg"), dir.path().join("a.jpg")).unwrap();
+        let (device, stream) = device_and_stream();
+        for (size, any_size, good) in [
+            (r#""width": 64, "height": 32"#, false, true),
+            (r#""width": 32.0, "height": "64""#, false, true),
+            (r#""width": 64"#, false, true),
+            (r#""width": 128, "height": 64"#, false, false),
+            (r#""width": 128, "height": 64"#, true, true),
+        ] {
+            let json =
+                format!(r#"{{"images": [{{"id": 1, "file_name": "a.jpg", {size}}}], "annotations": []}}"#);
+            write(dir.path(), "a.json", &json);
+            let set = Detection::coco(dir.path().join("a.json"), dir.path()).unwrap();
+            let image = Image::rgb8(8, 8).any_size(any_size);
+            let loader = Loader::builder(set).decode(image).workers(1).build(&device).unwrap();
+            let got = loader.epoch(&stream).unwrap().next().unwrap().map(drop);
+            assert_eq!(got.is_ok(), good, "{size}: {got:?}");
+            if let Err(error) = got {
+                assert_eq!((error.kind(), error.place().index), (ErrorKind::InvalidLabel, Some(0)));
+                assert!(error.message().contains("128x64") && error.message().contains("64x32"), "{error}");
+            }
+        }
+    });
+}
+
+#[test]
+fn an_absolute_name_does_not_change_where_relative_ones_are_looked_for() {
+    let dir = set(&[("elsewhere/a.jpg", "image"), ("train/b.jpg", "image")]);
+    let absolute = dir.path().join("elsewhere/a.jpg");
+    let json = format!(
+        r#"{{"images": [{{"id": 1, "file_name": "{}"}}, {{"id": 2, "file_name": "b.jpg"}}]}}"#,
+        absolute.display()
+    );
+    write(dir.path(), "annotations/instances_train.json", &json);
+    let open = || Detection::open(dir.path().join("annotations/instances_train.json"));
+    let keys = |set: &Detection| samples(set).into_iter().map(|(key, _)| key).collect::<Vec<_>>();
+    assert_eq!(keys(&open().unwrap()), [absolute.display().to_string(), "b.jpg".to_string()]);
+    fs::remove_file(dir.path().join("train/b.jpg")).unwrap();
+    assert_eq!(open().unwrap_err().kind(), ErrorKind::Io);
+    write(
+        dir.path(),
+        "annotations/instances_train.json",
+        &json.replace("b.jpg", &absolute.display().to_string().replace("a.jpg", "./a.jpg")),
+    );
+    assert_eq!(open().unwrap().len(), Some(2), "all names are absolute");
 }
 
 #[test]

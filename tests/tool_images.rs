@@ -176,6 +176,7 @@ fn verify_reads_compressed_shards_in_sequence() {
             let line =
                 bad.iter().find(|line| line["member"] == member).unwrap_or_else(|| panic!("{member}: {out}"));
             assert_eq!(line["error"], error);
+            assert_eq!(line["shard"], format!("{}.tar.gz", &member[1..]), "{line}");
         }
         let damage = bad.iter().find(|line| line["shard"] == "1.tar.gz").unwrap();
         assert_eq!(damage["error"], "Truncated", "{damage}");

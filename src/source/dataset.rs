@@ -3,7 +3,6 @@
 use std::collections::{BTreeMap, BTreeSet};
 use std::ffi::{OsStr, OsString};
 use std::fmt;
-use std::fs::File;
 use std::io::ErrorKind::{NotADirectory, NotFound};
 use std::os::unix::ffi::OsStrExt;
 use std::os::unix::fs::FileExt;
@@ -18,7 +17,7 @@ use super::picture::{Labels, Picture, Pictures};
 use super::shards::Shards;
 use super::walk::Skips;
 use super::walk::{Choice, Listing, Walk, python_order};
-use super::{Source, image_folder};
+use super::{Source, files, image_folder};
 use crate::error::{Error, ErrorKind, Place, Result};
 
 /// What [`open`] looks for.
@@ -167,8 +166,8 @@ fn is_image(name: &OsStr) -> bool {
 /// Whether a file has what POSIX and GNU archives have in their first header.
 fn has_tar_magic(path: &Path) -> bool {
     let mut magic = [0; 5];
-    let read = File::open(path).and_then(|file| file.read_exact_at(&mut magic, 257));
-    read.is_ok() && &magic == b"ustar"
+    let read = files::open(path).is_ok_and(|(file, _)| file.read_exact_at(&mut magic, 257).is_ok());
+    read && &magic == b"ustar"
 }
 
 /// The entries of one folder, but for hidden ones.

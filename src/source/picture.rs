@@ -3,7 +3,7 @@
 use std::sync::Arc;
 
 use super::{Concat, Function, Memory, Sequence, ShuffleBuffer, Source, Subset, Take};
-use crate::error::Result;
+use crate::error::{Place, Result};
 
 /// What a source knows of each image besides its pixels.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -51,6 +51,8 @@ pub struct Picture<'a> {
     pub boxes: &'a [LabelBox],
     /// What the boxes are measured in.
     pub unit: Unit,
+    /// Width and height in pixels that the labels give the image, where they do: COCO's annotations.
+    pub declared: Option<[u32; 2]>,
 }
 
 /// A source of encoded images, for [`decode::Image`](crate::decode::Image): folders, shards and detection sets of files, and any
@@ -70,6 +72,11 @@ pub trait Pictures: Source {
     /// # Errors
     /// Whatever the record lacks or has too much of.
     fn picture<'r>(&self, record: &'r Self::Record) -> Result<Picture<'r>>;
+
+    /// Where a record lies, as far as it knows itself: of a sequence [`Source::describe`] has no more than the index.
+    fn place(&self, _record: &Self::Record) -> Place {
+        Place::default()
+    }
 }
 
 impl<S: Pictures> Pictures for Arc<S> {
@@ -79,6 +86,10 @@ impl<S: Pictures> Pictures for Arc<S> {
 
     fn picture<'r>(&self, record: &'r S::Record) -> Result<Picture<'r>> {
         (**self).picture(record)
+    }
+
+    fn place(&self, record: &S::Record) -> Place {
+        (**self).place(record)
     }
 }
 
@@ -92,6 +103,10 @@ macro_rules! selections {
 
             fn picture<'r>(&self, record: &'r S::Record) -> Result<Picture<'r>> {
                 self.selected_from().picture(record)
+            }
+
+            fn place(&self, record: &S::Record) -> Place {
+                self.selected_from().place(record)
             }
         }
     )* };
@@ -115,6 +130,10 @@ impl<S: Pictures> Pictures for Concat<S> {
             Some(source) => source.picture(record),
             None => Ok(Picture::default()), // there are no records
         }
+    }
+
+    fn place(&self, record: &S::Record) -> Place {
+        self.joined().first().map(|source| source.place(record)).unwrap_or_default()
     }
 }
 

@@ -7,6 +7,8 @@ mod fits;
 mod options;
 mod pillow;
 mod pixels;
+#[cfg(feature = "tar")]
+mod shards;
 #[path = "../support/mod.rs"]
 mod support;
 

@@ -19,8 +19,9 @@ use resize::{Painter, Painting};
 
 use super::{Decode, Sample};
 use crate::error::{Error, ErrorKind, Result};
+use crate::random::SampleRng;
 use crate::row::Row;
-use crate::source::{Labels, Pictures, Source};
+use crate::source::{Labels, Pictures};
 use crate::spec::Field;
 
 /// What becomes of a file that ends before its last pixel.
@@ -80,6 +81,7 @@ pub struct Image {
     boxes: BoxRules,
     geometry: bool,
     keys: bool,
+    any_size: bool,
     counts: ImageCounts,
 }
 
@@ -115,6 +117,7 @@ impl Image {
             boxes: BoxRules { format: BoxFormat::default(), min_size: 2.0, min_visibility: 0.1 },
             geometry: true,
             keys: false,
+            any_size: false,
             counts: ImageCounts::default(),
         }
     }
@@ -232,14 +235,22 @@ impl Image {
         self
     }
 
+    /// Whether an image may have another size than its labels give it (`width` and `height` of COCO's annotations). Unless set that is
+    /// [`ErrorKind::InvalidLabel`]: boxes in pixels are of the image that they were drawn on, and not of a resized copy. The size as it is when
+    /// turned by the EXIF orientation will do too.
+    #[must_use]
+    pub fn any_size(self, any_size: bool) -> Self {
+        Self { any_size, ..self }
+    }
+
     /// Leaves the field `geometry` out.
     #[must_use]
     pub fn without_geometry(self) -> Self {
         Self { geometry: false, ..self }
     }
 
-    /// Adds the host-only field `key`: the member of a shard, or the path of a file, as [`Source::describe`] has it; the index where
-    /// it has neither.
+    /// Adds the host-only field `key`: the member of a shard, or the path of a file, as [`Pictures::place`] or else [`Source::describe`](crate::source::Source::describe) has it;
+    /// the index where neither has one.
     #[must_use]
     pub fn keys(self) -> Self {
         Self { keys: true, ..self }
@@ -328,16 +339,40 @@ impl<S: Pictures> Decode<S> for Image {
         scratch: &mut ImageScratch,
         row: &mut Row<'_>,
     ) -> anyhow::Result<()> {
-        let (source, index, mut rng) = (sample.source(), sample.index(), sample.rng());
+        let (source, index, rng) = (sample.source(), sample.index(), sample.rng());
+        let record = sample.read()?;
+        self.write(source, record, rng, scratch, row).map_err(|e| e.at(source.place(record)))?;
+        if self.keys {
+            write_key(source, record, index, row.text("key")?);
+        }
+        Ok(())
+    }
+}
+
+impl Image {
+    /// Writes every field but the key.
+    fn write<S: Pictures>(
+        &self,
+        source: &S,
+        record: &S::Record,
+        mut rng: SampleRng,
+        scratch: &mut ImageScratch,
+        row: &mut Row<'_>,
+    ) -> Result<()> {
         let size = self.size()?;
         let fit = self.fit()?;
-        let picture = source.picture(sample.read()?)?;
+        let picture = source.picture(record)?;
         let head = codec::head(picture.bytes, self.limits)?;
+        let stored = [head.width, head.height];
+        if let Some(declared) = picture.declared.filter(|_| !self.any_size) {
+            head.check_size(declared)
+                .map_err(|e| Error::new(e.kind(), format!("{} (`any_size` lets it pass)", e.message())))?;
+        }
         let turn = match self.orientation {
             Orientation::Stored => Turn::default(),
             Orientation::Applied => Turn::of(head.orientation),
         };
-        let geometry = fit.place(turn.size([head.width, head.height]), size, &mut rng)?;
+        let geometry = fit.place(turn.size(stored), size, &mut rng)?;
         let geometry = geometry.flipped(self.flip.map(|p| p > 0.0 && rng.chance(p)), size);
         let painting = Painting {
             bytes: picture.bytes,
@@ -370,16 +405,16 @@ impl<S: Pictures> Decode<S> for Image {
         if self.on_truncated == OnTruncated::Deliver {
             row.set("partial", partial)?;
         }
-        if self.keys {
-            write_key(source, index, row.text("key")?);
-        }
         self.counts.add(tally, partial);
         Ok(())
     }
 }
 
-fn write_key<S: Source>(source: &S, index: u64, text: &mut String) {
-    let place = source.describe(index);
+fn write_key<S: Pictures>(source: &S, record: &S::Record, index: u64, text: &mut String) {
+    let mut place = source.place(record);
+    if place.member.is_none() {
+        place.fill_from(source.describe(index));
+    }
     match (&place.member, &place.path) {
         (Some(member), _) => text.push_str(member),
         (None, Some(path)) => text.push_str(&path.to_string_lossy()),

@@ -20,6 +20,8 @@ const FAR: f64 = 1e9;
 pub(super) struct Coco {
     /// The `file_name` of each image.
     pub(super) names: Vec<String>,
+    /// Width and height of each image; 0 where the file does not say in whole pixels.
+    pub(super) sizes: Vec<[u32; 2]>,
     /// The boxes of image `i` are `boxes[firsts[i]..firsts[i + 1]]`, in pixels, in the order of the annotations.
     pub(super) firsts: Vec<u64>,
     /// See `firsts`.
@@ -270,6 +272,16 @@ impl Coco {
             let side = |side: Option<Number>| {
                 side.map_or(f64::INFINITY, |Number(x)| if x > 0.0 { x } else { f64::INFINITY })
             };
+            // Whole, and no larger than a `u32`.
+            let pixels = |side: Option<Number>| {
+                let side = side.map_or(0.0, |Number(x)| x);
+                if side.fract() == 0.0 && (0.0..=f64::from(u32::MAX)).contains(&side) {
+                    side as u32
+                } else {
+                    0
+                }
+            };
+            self.sizes.push([pixels(image.width), pixels(image.height)]);
             index.sizes.push([side(image.width), side(image.height)]);
             self.names.push(name);
         }

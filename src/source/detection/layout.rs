@@ -98,6 +98,13 @@ fn yaml(path: &Path, split: Option<&str>) -> Result<Yolo> {
     let here = path.parent().unwrap_or(path);
     // The folder named by `path` where it is; a set that was moved lies around its data.yaml.
     let named = data.path.as_ref().map(|named| here.join(named));
+    let gone = named.as_ref().filter(|named| !named.exists()).map(|named| named.display().to_string());
+    if let Some(gone) = &gone {
+        let path = path.display();
+        tracing::warn!(
+            "the `path` of {path}, {gone}, is not there: the images are looked for beside the file"
+        );
+    }
     let bases: Vec<PathBuf> = named.into_iter().chain([here.to_path_buf()]).collect();
     let mut images = Vec::with_capacity(listed.len());
     for entry in listed {
@@ -116,7 +123,8 @@ fn yaml(path: &Path, split: Option<&str>) -> Result<Yolo> {
     }
     let root = bases.iter().find(|base| base.is_dir()).cloned().unwrap_or_else(|| here.to_path_buf());
     let shown: Vec<String> = images.iter().map(|path| path.display().to_string()).collect();
-    let found = format!("split {split} of {}: {} with YOLO labels", path.display(), shown.join(", "));
+    let gone = gone.map(|gone| format!(" (its `path`, {gone}, is not there)")).unwrap_or_default();
+    let found = format!("split {split} of {}{gone}: {} with YOLO labels", path.display(), shown.join(", "));
     Ok(Yolo { found, root, images, data })
 }
 

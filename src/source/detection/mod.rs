@@ -85,6 +85,8 @@ enum Found {
 #[derive(Debug)]
 pub struct Detection {
     files: WholeFiles,
+    /// Width and height of each image as COCO's annotations have them, 0 where they don't; else empty.
+    sizes: Vec<[u32; 2]>,
     /// The boxes of image `i` are `boxes[firsts[i]..firsts[i + 1]]`.
     firsts: Vec<u64>,
     boxes: Vec<LabelBox>,
@@ -219,7 +221,8 @@ impl Source for Detection {
         let read = self.files.read(number, |bytes| scratch.add(&extension, bytes));
         read.map_err(|e| e.at(Place::of_index(index)))?;
         let (boxes, unit) = self.boxes(index);
-        scratch.set_boxes(boxes, unit);
+        let declared = self.sizes.get(number).copied().filter(|size| !size.contains(&0));
+        scratch.set_boxes(boxes, unit, declared);
         Ok(scratch)
     }
 

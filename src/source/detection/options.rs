@@ -142,6 +142,7 @@ impl DetectionOptions {
             found: set.found.clone(),
             root: set.root.clone(),
             paths: images.paths,
+            sizes: Vec::new(),
             unit: Unit::Fractions,
             labels: labelled.found,
             firsts,
@@ -165,8 +166,13 @@ impl DetectionOptions {
                 Error::new(ErrorKind::Empty, "there are no images in the annotations").at(at(annotations))
             );
         }
-        let has_images =
-            |folder: &&PathBuf| coco.names.iter().take(10).any(|name| folder.join(name).exists());
+        // What is absolute says nothing of the folder; where all are, any folder will do.
+        let relative = |name: &&String| Path::new(name).is_relative();
+        let mut sought: Vec<&String> = coco.names.iter().filter(relative).take(10).collect();
+        if sought.is_empty() {
+            sought.extend(coco.names.iter().take(10));
+        }
+        let has_images = |folder: &&PathBuf| sought.iter().any(|name| folder.join(name).exists());
         let root = match folders {
             [only] => only,
             all => all.iter().find(has_images).ok_or_else(|| {
@@ -184,6 +190,7 @@ impl DetectionOptions {
             found: format!("COCO annotations {} of {}", annotations.display(), root.display()),
             root: root.clone(),
             paths: coco.names.iter().map(PathBuf::from).collect(),
+            sizes: coco.sizes,
             unit: Unit::Pixels,
             labels: coco.labelled.iter().map(found).collect(),
             firsts: coco.firsts,

@@ -18,6 +18,8 @@ pub(super) struct Parsed {
     pub(super) found: String,
     pub(super) root: PathBuf,
     pub(super) paths: Vec<PathBuf>,
+    /// What the labels say of the images' widths and heights; none of YOLO's do.
+    pub(super) sizes: Vec<[u32; 2]>,
     pub(super) unit: Unit,
     pub(super) labels: Vec<Found>,
     pub(super) firsts: Vec<u64>,
@@ -53,6 +55,7 @@ impl Parsed {
             fingerprint: set.fingerprint(),
             most: set.lens().max().unwrap_or(0),
             files: WholeFiles::new(set.root, list),
+            sizes: set.sizes,
             firsts: set.firsts,
             boxes: set.boxes,
             unit: set.unit,

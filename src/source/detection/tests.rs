@@ -202,7 +202,7 @@ fn a_set_keeps_the_contract_of_sources() {
         bundle.restart(name);
         bundle.add(name.split_once('.').unwrap().1, bytes.len()).copy_from_slice(bytes.as_bytes());
         let one = |class| LabelBox { class, corners: [0.25, 0.25, 0.75, 0.75] };
-        bundle.set_boxes(&(0..i as u32 % 4).map(one).collect::<Vec<_>>(), Unit::Fractions);
+        bundle.set_boxes(&(0..i as u32 % 4).map(one).collect::<Vec<_>>(), Unit::Fractions, None);
         expected.push(bundle);
     }
     let set = Detection::yolo(dir.path()).unwrap();

@@ -1,8 +1,9 @@
 //! Indices of shards, kept in files between runs.
 
-use std::fs::{self, File, OpenOptions};
+use std::fs::{self, OpenOptions};
 use std::io::{Read, Write};
 use std::os::unix::ffi::OsStrExt;
+use std::os::unix::fs::OpenOptionsExt;
 use std::path::{Path, PathBuf};
 use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
 
@@ -86,7 +87,9 @@ fn read(path: &Path, stamp: Stamp) -> std::io::Result<Vec<u8>> {
     let mut bytes = Vec::new();
     // A header of 512 bytes is at most 20 bytes of the index and 255 of a name, an extended one as long as its text.
     let most = stamp.bytes.saturating_mul(2).saturating_add(1 << 20);
-    File::open(path)?.take(most).read_to_end(&mut bytes)?;
+    // A pipe of that name would wait for its writer.
+    let file = OpenOptions::new().read(true).custom_flags(libc::O_NONBLOCK).open(path)?;
+    file.take(most).read_to_end(&mut bytes)?;
     Ok(bytes)
 }
 

@@ -92,7 +92,7 @@ fn streamed(bytes: &[u8], rules: &Rules) -> (Vec<Sample>, Tally, Option<Error>) 
 /// An archive, read by index and in sequence. What is packed is read in sequence alone.
 pub fn tar(bytes: &[u8]) {
     for key in [KeyRule::FirstDot, KeyRule::LastDot] {
-        let rules = Rules { key, require: Vec::new(), most: 1 << 20 };
+        let rules = Rules { key, most: 1 << 20, ..Rules::default() };
         let by_index = index::read(&mut Bytes { all: bytes, at: 0 }, &rules);
         let (in_turn, tally, damage) = streamed(bytes, &rules);
         if by_index.damage.as_ref().is_some_and(|e| e.kind() == ErrorKind::Unsupported) {

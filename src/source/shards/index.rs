@@ -110,6 +110,13 @@ impl ShardIndex {
         self.names.get(part.name() as usize).map_or("", String::as_str)
     }
 
+    /// How many samples have a member of this name.
+    pub(super) fn samples_with(&self, name: &str) -> u64 {
+        let Some(number) = self.names.iter().position(|known| known == name) else { return 0 };
+        let has = |sample: &usize| self.parts(*sample).iter().any(|part| part.name() as usize == number);
+        (0..self.len()).filter(has).count() as u64
+    }
+
     /// What a hint asks for: from the header of the first member to that of what follows the last, so that samples that follow
     /// one another touch.
     pub(super) fn extent(&self, sample: usize) -> Option<Range<u64>> {

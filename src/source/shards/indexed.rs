@@ -8,7 +8,7 @@ use std::sync::atomic::{AtomicUsize, Ordering::Relaxed};
 use super::index::{self, Flaw, Indexed, Part, ShardIndex};
 use super::report::{ShardReport, Tally};
 use super::walk::Input;
-use super::{OnDamage, Rules, ShardOptions, cache, check_list, duplicate, note_class, place_of, sparse};
+use super::{OnDamage, Rules, ShardOptions, cache, check_list, duplicate, place_of, sparse};
 use crate::error::{Error, ErrorKind, Place, Result};
 use crate::random::{key, key_of_bytes};
 use crate::source::files::{Files, Stamp};
@@ -37,8 +37,11 @@ const READERS: usize = 8;
 /// # Ok::<(), warpfeed::Error>(())
 /// ```
 ///
-/// - **Images.** As [`Pictures`] a sample's image is its first member with the extension of one; where the first sample has a `cls`,
-///   an integer in text, that is the class, and every sample must have one.
+/// - **Images.** As [`Pictures`] a sample's image is its first member with the extension of one and no other (`jpg`, not `depth.png`); where there is
+///   none, the first that ends in one (of `depth.png` and `seg.png` the one that comes first in the archive: better name it,
+///   [`ShardOptions::image`]); an only member is the image unless it has a name like `cls`, `txt` or `json`. Where any sample has a `cls`, an integer in text,
+///   that is the class, and one without is [`ErrorKind::MissingField`] when it is decoded: how many lack it is warned of.
+///   [`ShardOptions::class`] takes another member.
 /// - **Opening** reads the headers of all shards (ustar, GNU, PAX), several shards at a time, and builds an index in memory: 8 bytes a sample and 12 a
 ///   member beside the keys. [`ShardOptions`] can keep it on the disk for the next time. Nothing is ever written
 ///   unasked. Several archives in one file are all read.
@@ -70,7 +73,7 @@ struct Tars(Files);
 
 impl Shards {
     /// Opens the shards that `path` means: one archive, the archives of a folder (those whose names end in `.tar`, in the order of their names; not of
-    /// the folders in it), or a pattern: `train-{000..147}.tar`, `{a,b}/{0..9}.tar`, nested too, as WebDataset reads them; a backslash takes
+    /// the folders in it; compressed ones beside them are left out, counted in the report and warned of), or a pattern: `train-{000..147}.tar`, `{a,b}/{0..9}.tar`, nested too, as WebDataset reads them; a backslash takes
     /// the meaning from a brace. What exists under a name is never read as a pattern.
     ///
     /// # Errors
@@ -98,6 +101,17 @@ impl Shards {
     /// What was found.
     pub fn report(&self) -> &ShardReport {
         &self.report
+    }
+
+    /// Notes compressed archives that lie in the folder and are no part of the set.
+    pub(super) fn leave_out(&mut self, packed: &[PathBuf]) {
+        self.report.packed = packed.len() as u64;
+        if let Some(first) = packed.first() {
+            let (n, first) = (packed.len(), first.display());
+            tracing::warn!(
+                "{n} compressed shards lie beside plain ones and are left out, the first is {first}: ShardStream reads them"
+            );
+        }
     }
 
     pub(super) fn with(options: ShardOptions, paths: Vec<PathBuf>) -> Result<Self> {
@@ -168,7 +182,7 @@ impl Shards {
             }
             rest = after;
         }
-        note_class(bundle);
+        self.rules.note_class(bundle);
         Ok(())
     }
 }
@@ -214,7 +228,7 @@ impl Pictures for Shards {
     }
 
     fn picture<'r>(&self, record: &'r Bundle) -> Result<Picture<'r>> {
-        super::picture(self.labels, record)
+        self.rules.picture(self.labels, record)
     }
 }
 
@@ -287,7 +301,7 @@ impl Opened {
     fn finish(mut self, files: Files, rules: Rules) -> Result<Shards> {
         let shards = self.indices.len() as u64;
         self.firsts.push(self.total);
-        let report = ShardReport { shards, tally: self.tally, members: self.members };
+        let report = ShardReport { shards, tally: self.tally, members: self.members, packed: 0 };
         if let Some(error) = self.first_damage {
             tracing::warn!(
                 "{} of {shards} shards are damaged and read up to there, the first of them: {error}",
@@ -305,14 +319,17 @@ impl Opened {
             return Err(Error::new(ErrorKind::Empty, format!("there is no sample in the shards: {report}"))
                 .at(place_of(files.paths.get(0))));
         }
-        let first = self.indices.iter().find(|index| index.len() > 0);
-        let has_class =
-            first.is_some_and(|index| index.parts(0).iter().any(|part| index.name(*part) == "cls"));
+        let with_class: u64 = self.indices.iter().map(|index| index.samples_with(&rules.class)).sum();
+        let labels = rules.labels(with_class > 0);
+        if labels == Labels::Class && with_class < self.total {
+            let (lack, total) = (self.total - with_class, self.total);
+            tracing::warn!("{lack} of {total} samples have no `{}`, and so no class", rules.class);
+        }
         Ok(Shards {
             bytes: Tars(files),
             indices: self.indices,
             firsts: self.firsts,
-            labels: if has_class { Labels::Class } else { Labels::None },
+            labels,
             report,
             fingerprint: key(&[u64::from_le_bytes(*b"shards\0\0"), self.names, rules.key as u64]),
             rules,

@@ -68,12 +68,30 @@ struct Rules {
     key: KeyRule,
     require: Vec<String>,
     most: u64,
+    /// The members that may be the image, the first choice first; none where their names tell.
+    image: Vec<String>,
+    /// The member that is the class; empty where there is to be none.
+    class: String,
+    /// Whether every sample is to have it.
+    classed: bool,
+}
+
+impl Default for Rules {
+    fn default() -> Self {
+        Self {
+            key: KeyRule::FirstDot,
+            require: Vec::new(),
+            most: SAMPLE_BYTES,
+            image: Vec::new(),
+            class: "cls".to_string(),
+            classed: false,
+        }
+    }
 }
 
 impl Default for ShardOptions {
     fn default() -> Self {
-        let rules = Rules { key: KeyRule::FirstDot, require: Vec::new(), most: SAMPLE_BYTES };
-        Self { rules, damage: OnDamage::Fail, cache: None }
+        Self { rules: Rules::default(), damage: OnDamage::Fail, cache: None }
     }
 }
 
@@ -91,6 +109,24 @@ impl ShardOptions {
     #[must_use]
     pub fn require(mut self, members: impl IntoIterator<Item = impl Into<String>>) -> Self {
         self.rules.require = members.into_iter().map(Into::into).collect();
+        self
+    }
+
+    /// Which member is a sample's image, as WebDataset's `to_tuple` has it: `"jpg;png"` is `jpg` or, where there is none, `png`. A sample that
+    /// has none of them is an error when it is decoded ([`ErrorKind::MissingField`]). Unless set, or where nothing is named, it is as [`Shards`] says.
+    #[must_use]
+    pub fn image(mut self, members: &str) -> Self {
+        let names = members.split(';').map(|name| name.trim().to_lowercase());
+        self.rules.image = names.filter(|name| !name.is_empty()).collect();
+        self
+    }
+
+    /// Which member is the class, an integer in text; `cls` unless set. Named here (or in [`ShardOptions::require`]) every sample must have it:
+    /// one that lacks it is [`ErrorKind::MissingField`]. An empty name says that the images have no class.
+    #[must_use]
+    pub fn class(mut self, member: &str) -> Self {
+        self.rules.class = member.trim().to_lowercase();
+        self.rules.classed = !self.rules.class.is_empty();
         self
     }
 
@@ -129,7 +165,11 @@ impl ShardOptions {
     /// # Errors
     /// As [`Shards::open`].
     pub fn open(self, path: impl AsRef<Path>) -> Result<Shards> {
-        Shards::with(self, pattern::shards(path.as_ref())?)
+        let path = path.as_ref();
+        let (plain, left_out) = pattern::plain(path, pattern::shards(path)?);
+        let mut shards = Shards::with(self, plain)?;
+        shards.leave_out(&left_out);
+        Ok(shards)
     }
 
     /// Opens a list of shards for random access: [`Shards::open_all`].
@@ -200,6 +240,40 @@ impl Rules {
             Some(missing) => Err(lacks(missing, names())),
         }
     }
+
+    /// What samples are labelled with, if some `have` the member that is the class.
+    fn labels(&self, have: bool) -> Labels {
+        let promised = self.classed || self.require.contains(&self.class);
+        if !self.class.is_empty() && (have || promised) { Labels::Class } else { Labels::None }
+    }
+
+    /// The class that a sample names: an integer, blanks around it aside.
+    fn class_of(&self, bundle: &Bundle) -> Option<Result<i64>> {
+        let bytes = bundle.member(&self.class)?;
+        let text = std::str::from_utf8(bytes).ok().map(str::trim);
+        Some(text.and_then(|text| text.parse().ok()).ok_or_else(|| {
+            let shown: String = String::from_utf8_lossy(bytes).chars().take(40).collect();
+            let text = format!("the sample's `{}` is no integer: {shown:?}", self.class);
+            Error::new(ErrorKind::InvalidLabel, text)
+        }))
+    }
+
+    /// Notes the class of a sample that is whole, where it is one.
+    fn note_class(&self, bundle: &mut Bundle) {
+        if let Some(Ok(class)) = self.class_of(bundle) {
+            bundle.set_class(class);
+        }
+    }
+
+    /// The picture of a sample whose set has `labels`.
+    fn picture<'b>(&self, labels: Labels, bundle: &'b Bundle) -> Result<Picture<'b>> {
+        let at = |e: Error| e.at(Place { member: Some(bundle.key().to_string()), ..Place::default() });
+        if labels == Labels::Class && bundle.class().is_none() {
+            let missing = || Err(lacks(&self.class, bundle.members().map(|(name, _)| name)));
+            self.class_of(bundle).unwrap_or_else(missing).map_err(at)?;
+        }
+        if self.image.is_empty() { bundle.picture() } else { bundle.picture_named(&self.image) }
+    }
 }
 
 fn lacks<'n>(missing: &str, names: impl Iterator<Item = &'n str>) -> Error {
@@ -214,37 +288,6 @@ fn duplicate(field: &str) -> Error {
 
 fn sparse() -> Error {
     Error::new(ErrorKind::Unsupported, "sparse members are not read: write the archive without `--sparse`")
-}
-
-/// The class that a sample's `cls` names: an integer, blanks around it aside.
-fn class(bytes: &[u8]) -> Result<i64> {
-    let text = std::str::from_utf8(bytes).ok().map(str::trim);
-    text.and_then(|text| text.parse().ok()).ok_or_else(|| {
-        let shown: String = String::from_utf8_lossy(bytes).chars().take(40).collect();
-        Error::new(ErrorKind::InvalidLabel, format!("the sample's `cls` is no integer: {shown:?}"))
-    })
-}
-
-/// Notes the class of a sample that is whole, where its `cls` is one.
-fn note_class(bundle: &mut Bundle) {
-    if let Some(Ok(class)) = bundle.member("cls").map(class) {
-        bundle.set_class(class);
-    }
-}
-
-fn labels(first: &Bundle) -> Labels {
-    if first.member("cls").is_some() { Labels::Class } else { Labels::None }
-}
-
-/// The picture of a sample whose set has `labels`.
-fn picture(labels: Labels, bundle: &Bundle) -> Result<Picture<'_>> {
-    let at = |e: Error| e.at(Place { member: Some(bundle.key().to_string()), ..Place::default() });
-    if labels == Labels::Class && bundle.class().is_none() {
-        let found = bundle.member("cls").map(class);
-        let missing = || Err(lacks("cls", bundle.members().map(|(name, _)| name)));
-        found.unwrap_or_else(missing).map_err(at)?;
-    }
-    bundle.picture()
 }
 
 #[cfg(test)]

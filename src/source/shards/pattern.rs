@@ -12,8 +12,10 @@ const MOST: usize = if cfg!(fuzzing) { 1 << 12 } else { 1 << 20 };
 const BYTES: usize = MOST << 7;
 /// Braces within braces, so deep at most.
 const DEEP: usize = 32;
-/// What the name of a shard in a folder ends with.
-const ENDINGS: [&str; 6] = [".tar", ".tar.gz", ".tgz", ".tar.zst", ".tar.zstd", ".tzst"];
+/// What the name of a plain shard in a folder ends with.
+const PLAIN: &str = ".tar";
+/// What that of a compressed one ends with.
+const PACKED: [&str; 5] = [".tar.gz", ".tgz", ".tar.zst", ".tar.zstd", ".tzst"];
 /// The order of a range of letters, as `braceexpand` has it: without what lies between `Z` and `a`.
 const LETTERS: &[u8; 52] = b"ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopqrstuvwxyz";
 
@@ -28,6 +30,16 @@ pub(super) fn shards(path: &Path) -> Result<Vec<PathBuf>> {
         _ => return Ok(vec![path.to_path_buf()]),
     };
     Ok(expand(text)?.into_iter().map(PathBuf::from).collect())
+}
+
+/// Of these shards, where `path` is a folder, those that can be read by index: the plain ones, beside which compressed ones are left out, if there
+/// are any. Then those that were left out.
+pub(super) fn plain(path: &Path, shards: Vec<PathBuf>) -> (Vec<PathBuf>, Vec<PathBuf>) {
+    let is_plain = |path: &PathBuf| path.as_os_str().as_bytes().ends_with(PLAIN.as_bytes());
+    if !path.is_dir() || !shards.iter().any(is_plain) {
+        return (shards, Vec::new());
+    }
+    shards.into_iter().partition(is_plain)
 }
 
 /// Refuses a list of which some don't exist.
@@ -52,7 +64,8 @@ fn in_folder(folder: &Path) -> Result<Vec<PathBuf>> {
     let io = |e| Error::io(folder, "the folder can't be listed", e);
     let is_shard = |name: &OsStr| {
         let name = name.as_bytes();
-        !name.starts_with(b".") && ENDINGS.iter().any(|ending| name.ends_with(ending.as_bytes()))
+        let ends = |ending: &str| name.ends_with(ending.as_bytes());
+        !name.starts_with(b".") && (ends(PLAIN) || PACKED.into_iter().any(ends))
     };
     let mut found = Vec::new();
     for entry in std::fs::read_dir(folder).map_err(io)? {
@@ -62,8 +75,9 @@ fn in_folder(folder: &Path) -> Result<Vec<PathBuf>> {
         }
     }
     if found.is_empty() {
+        let endings = PACKED.join(", ");
         let text =
-            format!("there is no shard in the folder: nothing in it ends in one of {}", ENDINGS.join(", "));
+            format!("there is no shard in the folder: nothing in it ends in one of {PLAIN}, {endings}");
         let place = Place { path: Some(folder.to_path_buf()), ..Place::default() };
         return Err(Error::new(ErrorKind::Empty, text).at(place));
     }
@@ -420,6 +434,11 @@ mod tests {
             std::fs::write(path(name), b"").unwrap();
         }
         assert_eq!(shards(folder.path()).unwrap(), ["a.tar.gz", "b.tar", "x{1,2}.tar"].map(path));
+        let all = shards(folder.path()).unwrap();
+        let (by_index, left_out) = plain(folder.path(), all.clone());
+        assert_eq!((by_index, left_out), (all[1..].to_vec(), all[..1].to_vec()));
+        assert_eq!(plain(folder.path(), all[..1].to_vec()), (all[..1].to_vec(), Vec::new()), "none is plain");
+        assert_eq!(plain(&path("{b,a}.tar"), all.clone()), (all, Vec::new()), "they were named");
         assert_eq!(shards(&path("x{1,2}.tar")).unwrap(), [path("x{1,2}.tar")], "what exists is no pattern");
         assert_eq!(shards(&path("y{1,2}.tar")).unwrap(), [path("y1.tar"), path("y2.tar")]);
         all_exist(&[path("b.tar")]).unwrap();

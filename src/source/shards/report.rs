@@ -72,6 +72,8 @@ pub struct ShardReport {
     pub(super) shards: u64,
     pub(super) tally: Tally,
     pub(super) members: BTreeMap<String, u64>,
+    /// Compressed archives of the folder that are no part of the set.
+    pub(super) packed: u64,
 }
 
 impl ShardReport {
@@ -105,6 +107,11 @@ impl ShardReport {
         self.tally.damaged
     }
 
+    /// How many compressed archives lie in the folder beside plain ones, and were left out: [`Shards`](super::Shards) can't read them.
+    pub fn packed(&self) -> u64 {
+        self.packed
+    }
+
     /// How many shards end without the two blocks of zeros that mark an archive's end. Some writers leave them out, but so does one
     /// that was killed, and a cut between two members.
     pub fn unmarked(&self) -> u64 {
@@ -135,6 +142,9 @@ impl fmt::Display for ShardReport {
         if self.unmarked() > 0 {
             write!(f, "; without an end mark: {}", counted(self.unmarked(), "shard"))?;
         }
+        if self.packed() > 0 {
+            write!(f, "; left out: {}", counted(self.packed(), "compressed shard"))?;
+        }
         Ok(())
     }
 }
@@ -150,17 +160,19 @@ mod tests {
         tally.skip(Skipped::Directory);
         tally.skip(Skipped::SideFile);
         let members = (0..14).map(|i| (format!("x{i:02}"), 20 - i)).collect();
-        let mut report = ShardReport { shards: 1, tally, members };
+        let mut report = ShardReport { shards: 1, tally, members, packed: 2 };
         let head = "1 shard, 3 samples, 1 byte; members: x00 20, x01 19, x02 18, x03 17, x04 16, x05 15, x06 14, x07 13, x08 12, x09 11, x10 10, x11 9, 2 more";
         assert_eq!(
             report.to_string(),
-            format!("{head}; skipped: directory 1, macOS side file 2; damaged: 1 shard")
+            format!(
+                "{head}; skipped: directory 1, macOS side file 2; damaged: 1 shard; left out: 2 compressed shards"
+            )
         );
         let other = report.tally.clone();
         report.tally.add(&other);
         assert_eq!((report.samples(), report.damaged()), (6, 2));
         assert_eq!(report.skipped().collect::<Vec<_>>(), [(Skipped::Directory, 2), (Skipped::SideFile, 4)]);
-        let none = ShardReport { shards: 2, tally: Tally::default(), members: BTreeMap::new() };
+        let none = ShardReport { shards: 2, tally: Tally::default(), members: BTreeMap::new(), packed: 0 };
         assert_eq!(none.to_string(), "2 shards, 0 samples, 0 bytes");
     }
 }

@@ -3,15 +3,13 @@
 use std::collections::BTreeMap;
 use std::fmt;
 use std::path::{Path, PathBuf};
-use std::sync::{Mutex, MutexGuard, PoisonError};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 use super::name::MemberName;
 use super::packed::Packed;
 use super::report::{ShardReport, Tally};
 use super::walk::{self, Input, Kind, Member, Walk};
-use super::{
-    OnDamage, Rules, ShardOptions, check_list, duplicate, labels, note_class, place_of, sparse, within,
-};
+use super::{OnDamage, Rules, ShardOptions, check_list, duplicate, place_of, sparse, within};
 use crate::error::{Error, ErrorKind, Place, Result};
 use crate::random::{SampleRng, key, key_of_bytes};
 use crate::source::picture::{Labels, Picture, Pictures};
@@ -40,6 +38,8 @@ const STEP: u64 = 1 << 20;
 ///   [`ShardStream::split_shards`] a rank reads only shards of its own: use one of the two, not both.
 /// - **Threads.** Samples are pulled, and compressed shards unpacked, by one thread, the loader's feeder; decoding is done by all workers. A sample's memory is the
 ///   row's, and reused.
+/// - **Classes.** The first sample alone tells whether the samples have a class: where it has no `cls`, there is no label, whatever later ones have;
+///   where it has one, each must. `Shards::options().class("cls")` says that all have one, whatever the first is like.
 /// - **Damage.** The whole samples before it come, then the error in the place of a sample, then the next shard's; or it is skipped
 ///   and counted ([`OnDamage::Skip`]). A checksum of gzip or zstd is known to be wrong only once its data has been read.
 ///   Offsets in errors are counted in the unpacked archive.
@@ -115,7 +115,8 @@ impl ShardStream {
     /// What was read since the stream was opened last.
     pub fn report(&self) -> ShardReport {
         let state = self.state();
-        ShardReport { shards: state.shards, tally: state.tally.clone(), members: state.members.clone() }
+        let (tally, members) = (state.tally.clone(), state.members.clone());
+        ShardReport { shards: state.shards, tally, members, packed: 0 }
     }
 
     pub(super) fn with(options: ShardOptions, paths: Vec<PathBuf>) -> Result<Self> {
@@ -179,7 +180,7 @@ fn first_labels(paths: &[PathBuf], rules: &Rules) -> Result<Labels> {
         let mut shard = Open::new(path)?;
         match shard.next(rules, &mut bundle, &mut tally) {
             // A sample that can't be had tells by the names of its members.
-            Next::Sample | Next::Bad(_) => return Ok(labels(&bundle)),
+            Next::Sample | Next::Bad(_) => return Ok(rules.labels(bundle.member(&rules.class).is_some())),
             Next::Damaged(e) if e.kind() == ErrorKind::Unsupported => return Err(e),
             Next::Damaged(e) => drop(first_error.get_or_insert(e)),
             Next::End => {}
@@ -270,13 +271,17 @@ impl Pictures for ShardStream {
     }
 
     fn picture<'r>(&self, record: &'r Bundle) -> Result<Picture<'r>> {
-        super::picture(self.labels, record)
+        self.rules.picture(self.labels, record)
+    }
+
+    fn place(&self, record: &Bundle) -> Place {
+        record.place()
     }
 }
 
 /// A shard that is being read.
 pub(super) struct Open {
-    path: PathBuf,
+    path: Arc<Path>,
     input: Packed,
     walk: Walk,
     /// The first member of the next sample, of which the header has been read.
@@ -308,7 +313,7 @@ impl Open {
     /// A shard at `path` with the bytes of `input`.
     pub(super) fn of(path: &Path, input: Packed) -> Self {
         Self {
-            path: path.to_path_buf(),
+            path: path.into(),
             input,
             walk: Walk::default(),
             pending: None,
@@ -426,7 +431,8 @@ impl Open {
                 Next::Bad(fault.at(Place { member, ..place_of(&self.path) }))
             }
             None => {
-                note_class(bundle);
+                rules.note_class(bundle);
+                bundle.set_shard(&self.path);
                 Next::Sample
             }
         }

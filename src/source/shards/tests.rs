@@ -16,6 +16,7 @@ use crate::source::{Pictures, Source, SourceExt};
 
 mod damage;
 mod kept;
+mod roles;
 
 /// An archive with these members.
 fn archive(members: &[(&str, &[u8])]) -> Vec<u8> {
@@ -56,7 +57,7 @@ fn bundle(key: &str, parts: &[(&str, &[u8])]) -> Bundle {
     for (name, bytes) in parts {
         bundle.add(name, bytes.len()).copy_from_slice(bytes);
     }
-    note_class(&mut bundle);
+    Rules::default().note_class(&mut bundle);
     bundle
 }
 

@@ -16,7 +16,7 @@ impl<'a> Look<'a> {
     /// Sample `index` of `set`; no pixel is decoded.
     ///
     /// # Errors
-    /// With their place: what keeps the sample from being read, a label that is wrong, a head that makes no sense.
+    /// With their place: what keeps the sample from being read, a label that is wrong, a head that makes no sense or has another size than the labels say.
     pub(crate) fn at<S>(set: &'a S, index: u64, scratch: &'a mut Bundle) -> Result<Self>
     where
         S: Pictures<Record = Bundle, Scratch = Bundle>,
@@ -25,6 +25,7 @@ impl<'a> Look<'a> {
         let bundle = set.read(index, scratch).map_err(placed)?;
         let picture = set.picture(bundle).map_err(placed)?;
         let head = codec::head(picture.bytes, Limits::default()).map_err(placed)?;
+        picture.declared.map_or(Ok(()), |size| head.check_size(size)).map_err(placed)?;
         let own = bundle.members().find(|(_, bytes)| std::ptr::eq(*bytes, picture.bytes));
         let extension = own.map(|(name, _)| name.rsplit('.').next().unwrap_or(name));
         let misnamed = extension.filter(|e| named(e).is_some_and(|format| format != head.format));

@@ -214,12 +214,8 @@ impl Stream {
             pulled.map_err(|e| e.at(Place::of_index(index)))?;
             index
         };
-        let member = Some(scratch.0.key().to_string());
-        decode(&self.shards, index, scratch, true).map(Some).map_err(|e| {
-            let mut place = self.place.clone();
-            place.member = member;
-            e.at(place)
-        })
+        let place = self.shards.place(&scratch.0);
+        decode(&self.shards, index, scratch, true).map(Some).map_err(|e| e.at(place).at(self.place.clone()))
     }
 }
 

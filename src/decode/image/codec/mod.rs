@@ -41,6 +41,7 @@
 //! bytes that were changed in the middle show only where the codes stop making sense. What a cut JPEG can hide: where an end marker was set behind
 //! the cut, up to 30 missing bytes of a sequential file, or the end of the last refinement of a progressive one.
 
+use super::orientation::Turn;
 use crate::error::{Error, ErrorKind, Result};
 
 mod buffer;
@@ -135,6 +136,23 @@ pub struct Head {
     pub height: u32,
     /// How EXIF says to turn the stored image, 1 to 8; 1 where nothing is said.
     pub orientation: u8,
+}
+
+impl Head {
+    /// Refuses an image that has not the size that its labels `declare`, width and height: neither as stored nor as turned by its EXIF
+    /// orientation.
+    ///
+    /// # Errors
+    /// [`ErrorKind::InvalidLabel`] with both sizes.
+    pub fn check_size(&self, declared: [u32; 2]) -> Result<()> {
+        let stored = [self.width, self.height];
+        if declared == stored || declared == Turn::of(self.orientation).size(stored) {
+            return Ok(());
+        }
+        let [[w, h], [width, height]] = [declared, stored];
+        let text = format!("the labels are of an image of {w}x{h} pixels, the file has {width}x{height}");
+        Err(Error::new(ErrorKind::InvalidLabel, text))
+    }
 }
 
 /// The largest files and images that are decoded.

@@ -143,3 +143,14 @@ fn where_none_can_be_written_the_shards_open_all_the_same() {
     assert_eq!(options.open(folder.path("a.tar")).unwrap().len(), Some(2));
     assert_eq!(folder.names(), ["a.tar", "file"]);
 }
+
+#[test]
+fn a_pipe_in_the_place_of_an_index_is_not_waited_for() {
+    within(60, || {
+        let folder = Folder::new();
+        put(&folder);
+        let pipe = folder.path("a.tar.warpfeed-index");
+        assert!(std::process::Command::new("mkfifo").arg(pipe).status().unwrap().success());
+        assert_eq!(open(&folder).unwrap().len(), Some(40));
+    });
+}
