@@ -119,6 +119,7 @@ impl Bundle {
         self.shard = Some(Arc::clone(shard));
     }
 
+    #[cfg(feature = "tar")]
     /// Where it was read, if it knows its shard.
     pub(super) fn place(&self) -> Place {
         let Some(shard) = &self.shard else { return Place::default() };
