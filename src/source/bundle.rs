@@ -119,9 +119,9 @@ impl Bundle {
         self.shard = Some(Arc::clone(shard));
     }
 
-    #[cfg(feature = "tar")]
-    /// Where it was read, if it knows its shard.
-    pub(super) fn place(&self) -> Place {
+    /// Where the sample lies, as far as it knows itself: of a [`ShardStream`](super::ShardStream) its shard and key, which a decoder can give its
+    /// errors ([`Error::at`]); of other sources nothing, since [`Source::describe`](super::Source::describe) tells.
+    pub fn place(&self) -> Place {
         let Some(shard) = &self.shard else { return Place::default() };
         let name = shard.file_name().unwrap_or(shard.as_os_str()).to_string_lossy().into_owned();
         let path = Some(shard.to_path_buf());

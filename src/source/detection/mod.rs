@@ -86,7 +86,7 @@ enum Found {
 pub struct Detection {
     files: WholeFiles,
     /// Width and height of each image as COCO's annotations have them, 0 where they don't; else empty.
-    sizes: Vec<[u32; 2]>,
+    sizes: Box<[[u32; 2]]>,
     /// The boxes of image `i` are `boxes[firsts[i]..firsts[i + 1]]`.
     firsts: Vec<u64>,
     boxes: Vec<LabelBox>,
@@ -94,11 +94,11 @@ pub struct Detection {
     most: usize,
     bad_images: BTreeMap<u64, BadLabel>,
     counts: DetectionCounts,
-    bad: Vec<BadLabel>,
+    bad: Box<[BadLabel]>,
     found: String,
-    names: Vec<String>,
+    names: Box<[String]>,
     classes: Option<u32>,
-    category_ids: Vec<i64>,
+    category_ids: Box<[i64]>,
     fingerprint: u64,
 }
 

@@ -55,17 +55,17 @@ impl Parsed {
             fingerprint: set.fingerprint(),
             most: set.lens().max().unwrap_or(0),
             files: WholeFiles::new(set.root, list),
-            sizes: set.sizes,
+            sizes: set.sizes.into(),
             firsts: set.firsts,
             boxes: set.boxes,
             unit: set.unit,
             bad_images: set.bad_images.into_iter().collect(),
             counts: set.counts,
-            bad: set.bad,
+            bad: set.bad.into(),
             found: set.found,
-            names: set.names,
+            names: set.names.into(),
             classes: set.classes,
-            category_ids: set.category_ids,
+            category_ids: set.category_ids.into(),
         })
     }
 

@@ -164,6 +164,8 @@ fn places_name_shard_member_and_offset() {
     let place = shards.describe(2);
     assert_eq!((place.shard.as_deref(), place.path.as_deref()), (Some("b.tar"), Some(b.as_path())));
     assert_eq!((place.member.as_deref(), place.offset, place.index), (Some("d0/000002"), Some(512), Some(2)));
+    let in_turn = in_sequence(&ShardStream::open(&b).unwrap()).remove(0).unwrap().place();
+    assert_eq!((in_turn.shard, in_turn.path, in_turn.member), (place.shard, place.path, place.member));
     fs::write(&b, &shard(2, 2)[..1200]).unwrap();
     let e = shards.read(3, &mut Bundle::default()).unwrap_err();
     assert_eq!((e.kind(), e.place().index), (ErrorKind::Truncated, Some(3)));
