@@ -23,6 +23,9 @@ fn ends_as(known: &[&str], name: &str) -> bool {
     is_one_of(known, name.rsplit('.').next().unwrap_or(name))
 }
 
+/// Bytes of memory that are kept whatever the samples need.
+const KEPT_BYTES: usize = 16 << 20;
+
 /// One sample as files hold it: a key, and members named by their extensions (`jpg`, `cls`, `json`), beside what the
 /// source itself knows of it. The record of sources of files; its memory is reused.
 #[derive(Debug, Clone, Default)]
@@ -78,11 +81,15 @@ impl Bundle {
         (&self.boxes, self.unit)
     }
 
-    /// Forgets all but the memory.
+    /// Forgets all but the memory; that too where it is over 16 MiB and the sample before took less than half of it.
     pub(super) fn restart(&mut self, key: &str) {
         self.key.clear();
         self.key.push_str(key);
         self.shard = None;
+        let held = self.bytes.capacity();
+        if held > KEPT_BYTES && self.bytes.len() < held / 2 {
+            self.bytes = Vec::new();
+        }
         self.bytes.clear();
         self.members.clear();
         self.class = None;
@@ -171,5 +178,26 @@ impl Bundle {
             return Err(Error::new(ErrorKind::MissingField, text).at(place));
         };
         Ok(Picture { bytes, class: self.class, boxes: &self.boxes, unit: self.unit, declared: self.declared })
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn one_large_sample_holds_no_memory_for_ever() {
+        let mut bundle = Bundle::default();
+        let mut sample = |len: usize| {
+            bundle.restart("a");
+            bundle.add("jpg", len);
+            bundle.bytes.capacity()
+        };
+        let large = sample(2 * KEPT_BYTES);
+        assert!(large >= 2 * KEPT_BYTES);
+        assert_eq!([sample(2 * KEPT_BYTES), sample(9)], [large; 2], "the memory is used again");
+        assert!(sample(9) < 100);
+        let held = sample(KEPT_BYTES);
+        assert_eq!([sample(9), sample(9)], [held; 2], "so much may stay");
     }
 }
